@@ -1,20 +1,20 @@
 """Every error meshnet raises on purpose, as one tree, each with who handles it.
 
-    MeshnetError                     base: message, code, param; shown as one JSON shape by wire/problem.py
-    ├── InvalidRequest               the client's own fault                          -> client, 400
-    │   ├── ContextLengthExceeded    prompt + answer do not fit the model            -> client, 400
-    │   └── BadPin                   pinned route unknown, dead or gapped            -> client, 400
-    ├── NotFound                     no such model, node, call or file               -> client, 404
-    ├── Conflict                     somebody else holds it, or it changed           -> client, 409
-    │   └── EpochChanged             node's shard, revision or epoch is another now  -> planner re-plans
-    ├── Forbidden                    not with this key, host, peer or ticket         -> client, 403
-    ├── Overloaded                   no KV, no slot, draining                        -> planner re-plans, else client, 503
-    ├── NoRoute                      some layers are held by no live node            -> client, 503
-    ├── NodeFailed                   a node broke, stalled or lied; names it         -> planner re-plans, else client, 502
-    ├── DeadlineExceeded             a named deadline passed                         -> planner or client, 504
-    ├── FrameError                   bytes on a link that are not a valid frame      -> kit/link closes that link
-    ├── WeightsError                 a source or the store is bad; names the file    -> cli, exit 1
-    └── StartError                   a daemon or command cannot start                -> cli, exit 1
+MeshnetError                     base: message, code, param; shown as one JSON shape by wire/problem.py
+├── InvalidRequest               the client's own fault                          -> client, 400
+│   ├── ContextLengthExceeded    prompt + answer do not fit the model            -> client, 400
+│   └── BadPin                   pinned route unknown, dead or gapped            -> client, 400
+├── NotFound                     no such model, node, call or file               -> client, 404
+├── Conflict                     somebody else holds it, or it changed           -> client, 409
+│   └── EpochChanged             node's shard, revision or epoch is another now  -> planner re-plans
+├── Forbidden                    not with this key, host, peer or ticket         -> client, 403
+├── Overloaded                   no KV, no slot, draining                        -> planner re-plans, else client, 503
+├── NoRoute                      some layers are held by no live node            -> client, 503
+├── NodeFailed                   a node broke, stalled or lied; names it         -> planner re-plans, else client, 502
+├── DeadlineExceeded             a named deadline passed                         -> planner or client, 504
+├── FrameError                   bytes on a link that are not a valid frame      -> kit/link closes that link
+├── WeightsError                 a source or the store is bad; names the file    -> cli, exit 1
+└── StartError                   a daemon or command cannot start                -> cli, exit 1
 """
 
 from __future__ import annotations
