@@ -1,7 +1,8 @@
 """The manifest of one stored model: which files it has, how large, with which SHA-256, and what the model is.
 
-It names exact weights: ``revision`` is a hash over the files' names and contents alone, so the same source gives
-the same revision on every machine. A manifest also comes from other machines, so reading one checks every field.
+It names exact weights: ``revision`` is a hash over the files' names and contents alone, so the same source
+gives the same revision on every machine. A manifest also comes from other machines, so reading one checks
+every field.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a stored model is. Sizes in elements; ``dtype`` as the tensors are stored (GGUF becomes float32)."""
+    """What a stored model is. Sizes in elements; ``dtype`` is the stored tensors' (GGUF becomes float32)."""
 
     format: int
     model_key: str
@@ -66,8 +67,9 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(entry.size_bytes for entry in self.files)
 
     def files_for(self, shard: Shard) -> tuple[FileEntry, ...]:
-        """What a node with ``shard`` must hold: config and tokenizer always, its layers, the embedding on the head
-        (and on a tail that shares it), norm and lm_head on the tail. Raises InvalidRequest beyond the last layer."""
+        """What a node with ``shard`` must hold: config and tokenizer always, its layers, the embedding on the
+        head (and on a tail that shares it), norm and lm_head on the tail. Raises InvalidRequest beyond the last
+        layer."""
         if shard.end >= self.n_layers:
             raise InvalidRequest(
                 f"{self.model_key} has layers 0-{self.n_layers - 1}; {shard} reaches beyond them.",
@@ -91,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def revision_of(files: Iterable[FileEntry]) -> str:
-    """First 16 hex digits of SHA-256 over the sorted ``name, sha256`` lines: no time, no path, no machine in it."""
+    """First 16 hex digits of SHA-256 over the sorted (name, sha256) pairs: no time, no path, no machine in it."""
     digest = hashlib.sha256()
     for name, sha256 in sorted((entry.name, entry.sha256) for entry in files):
         digest.update(f"{name}\0{sha256}\n".encode())

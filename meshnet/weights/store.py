@@ -1,7 +1,8 @@
 """The store: every model pulled to this machine, one folder each, always in the one layout of ``layout.py``.
 
 A folder counts as a model only once its manifest is there; pulls write elsewhere and rename (``staging.py``).
-A node that fetched only its own layers has a partial model: it opens, and answers for the shards it can serve.
+A node that fetched only its own layers has a partial model: it opens, and answers for the shards it can
+serve.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class StoredModel:
         return tuple(e for e in self.manifest.files_for(shard) if _size(self.path / e.name) != e.size_bytes)
 
     def verify(self, shard: Shard | None = None) -> None:
-        """Read and hash every file of the shard (None: of the whole model). Raises WeightsError naming the first bad
-        file with the expected and found size or hash."""
+        """Read and hash every file of the shard (None: of the whole model). Raises WeightsError naming the first
+        bad file with the expected and found size or hash."""
         entries = self.manifest.files if shard is None else self.manifest.files_for(shard)
         for entry in entries:
             _verify_file(self.path / entry.name, entry)
@@ -79,14 +80,10 @@ class Store:
         folder = self.path(model_key)
         if not is_model_key(model_key) or not (folder / MANIFEST_NAME).is_file():
             names = ", ".join(m.model_key for m in self.models()) or "none"
-            raise NotFound(
-                f"No model {model_key!r} in {self.root}. Stored: {names}. Get it with: meshnet models pull"
-            )
+            raise NotFound(f"No model {model_key!r} in {self.root}. Stored: {names}. Get it with: meshnet models pull")
         manifest = read_manifest(folder)
         if manifest.model_key != model_key:
-            raise WeightsError(
-                f"{folder} says it holds {manifest.model_key!r}. Remove it and pull the model again."
-            )
+            raise WeightsError(f"{folder} says it holds {manifest.model_key!r}. Remove it and pull the model again.")
         return StoredModel(manifest, folder, _read_config(folder / layout.CONFIG))
 
     def remove(self, model_key: str) -> int:
@@ -129,9 +126,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_bytes())
     except OSError as error:
-        raise WeightsError(
-            f"Cannot read {file}: {error.strerror}. Remove the model and pull it again."
-        ) from error
+        raise WeightsError(f"Cannot read {file}: {error.strerror}. Remove the model and pull it again.") from error
     except ValueError as error:
         raise WeightsError(f"{file} is not JSON: {error}. Remove the model and pull it again.") from error
     if not isinstance(config, dict):
