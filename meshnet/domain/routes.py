@@ -6,6 +6,7 @@ The head is always the route's own first hop and each ``start_layer`` is ``previ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from meshnet.domain.shards import format_layers
 
 MAX_HOPS = 64
 """A route is walked once per token: beyond this the trips alone take seconds, and frames would grow without bound."""
+
+_SIGNATURE_HOP = re.compile(r"(.+?)\[(\d{1,4})-(\d{1,4})\](?: -> |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,20 @@ class Route:
 def signature(model_key: str, hops: Iterable[Hop]) -> str:
     """``model_key | node_id[start-end] -> node_id[start-end]``."""
     return f"{model_key} | " + " -> ".join(f"{h.node_id}[{h.start_layer}-{h.end_layer}]" for h in hops)
+
+
+def parse_signature(text: str) -> tuple[ModelKey, tuple[tuple[NodeId, int, int], ...]]:
+    """What ``signature`` wrote: the model_key and (node_id, start_layer, end_layer) of each hop, inclusive.
+    Raises InvalidRequest with the offending text."""
+    model_key, separator, rest = text.partition(" | ")
+    hops: list[tuple[NodeId, int, int]] = []
+    position = 0
+    while position < len(rest) and (match := _SIGNATURE_HOP.match(rest, position)):
+        hops.append((NodeId(match[1]), int(match[2]), int(match[3])))
+        position = match.end()
+    if not (separator and hops) or position != len(rest) or rest.endswith(" -> "):
+        raise InvalidRequest(f"{text!r} is no route signature; it looks like: model | node_id[0-9] -> node_id[10-19]")
+    return ModelKey(model_key), tuple(hops)
 
 
 def select_route(nodes: Sequence[Node], model_key: ModelKey) -> Route:
