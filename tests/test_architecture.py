@@ -87,12 +87,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             module = ".".join(filter(None, (base, node.module)))
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "importlib.import_module",
-            "__import__",
-        ):
-            if node.args and isinstance(node.args[0], ast.Constant):
-                yield node.lineno, str(node.args[0].value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            yield from ((node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
 def test_imports_only_go_down() -> None:

@@ -1,0 +1,1 @@
+"""What daemons share, a closed list: web, tasks, run, config, logs, host, link."""
