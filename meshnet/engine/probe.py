@@ -1,0 +1,94 @@
+"""How fast a shard is, measured on scratch sessions of the engine itself, and what torch can run it on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from meshnet.domain.chat import Sampling
+from meshnet.domain.engine import EngineSpeed, Rows, SessionPlan, ShardEngine, StepItem
+
+PROMPT_ROWS = 64
+"""Rows of the timed prefill: long enough to be limited by arithmetic, short enough for seconds on a slow node."""
+DECODE_STEPS = 8
+"""Timed steps after one that warms up; the median of them counts."""
+BATCH = 8
+_SCRATCH = -1
+"""Session numbers below zero are never a call's."""
+
+
+def measure(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter) -> EngineSpeed:
+    """Times prefill of one session, decode of one, and decode of eight at once. Sessions are closed whatever comes."""
+    keys = [(_SCRATCH, number) for number in range(BATCH)]
+    try:
+        for key in keys:
+            engine.open(key, _plan(engine))
+        engine.step([_item(engine, keys[0], 0, 1)])  # Warms caches and thread pools.
+        prefill_s = _time(clock, lambda: engine.step([_item(engine, keys[0], 1, PROMPT_ROWS)]))
+        for key in keys[1:]:
+            engine.step([_item(engine, key, 0, PROMPT_ROWS + 1)])
+        position = PROMPT_ROWS + 1
+        one = [
+            _time(clock, lambda at=position + n: engine.step([_item(engine, keys[0], at, 1)]))
+            for n in range(DECODE_STEPS)
+        ]
+        many = [
+            _time(
+                clock,
+                lambda n=n: engine.step(
+                    [_item(engine, key, position + n + (DECODE_STEPS if key == keys[0] else 0), 1) for key in keys]
+                ),
+            )
+            for n in range(DECODE_STEPS)
+        ]
+    finally:
+        for key in keys:
+            engine.close(key)
+    median = statistics.median(one)
+    return EngineSpeed(
+        decode_tps=1 / median,
+        decode_batch8_tps=BATCH / statistics.median(many),
+        prefill_tps=PROMPT_ROWS / prefill_s,
+        spread=(max(one) - min(one)) / median,
+    )
+
+
+def accelerators() -> list[str]:
+    """Devices torch sees beside the CPU, as people read them."""
+    found = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found.append(f"cuda:{index} {properties.name} {properties.total_memory >> 30} GiB")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def _plan(engine: ShardEngine) -> SessionPlan:
+    return SessionPlan(
+        engine.shard.start,
+        engine.shard.end,
+        reserve_tokens=PROMPT_ROWS + 1 + 2 * DECODE_STEPS,
+        sampling=Sampling(temperature=0.0),
+    )
+
+
+def _item(engine: ShardEngine, key: tuple[int, int], position: int, rows: int) -> StepItem:
+    facts = engine.facts
+    if engine.shard.start == 0:
+        ids = tuple((position + n) % facts.vocab_size for n in range(rows))
+        return StepItem(key, position, token_ids=ids, sample=True)
+    size = rows * facts.hidden_size
+    values = torch.linspace(-1.0, 1.0, size).to(getattr(torch, facts.dtype))
+    data = bytearray(values.view(torch.uint8).numpy().tobytes())
+    return StepItem(key, position, rows=Rows(facts.dtype, (rows, facts.hidden_size), memoryview(data)), sample=True)
+
+
+def _time(clock: Callable[[], float], run: Callable[[], object]) -> float:
+    start = clock()
+    run()
+    return max(clock() - start, 1e-9)
