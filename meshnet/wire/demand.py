@@ -1,0 +1,126 @@
+"""Structs of demand, gossip, assignment and usage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from meshnet.wire.messages import Bytes, Count, DtypeText, HardwareMessage, Layer, ModelKeyText, Name
+
+Window = Literal["per_minute", "per_hour", "per_day"]
+
+
+class ModelStats(Struct, frozen=True, kw_only=True):
+    """Requests per minute of one model: this tracker's own, and with all peers' slices."""
+
+    model_key: str
+    rpm_last_hour: float
+    rpm_last_day: float
+    rpm_last_month: float
+    combined_rpm_last_hour: float
+    combined_rpm_last_day: float
+    combined_rpm_last_month: float
+    rpm_since_start: float = 0.0
+    """For display: requests since this tracker started, by the minutes since."""
+    minutes: tuple[int, ...] = ()
+    """Own counts of the last 60 minutes, oldest first."""
+
+
+class PeerStats(Struct, frozen=True, kw_only=True):
+    url: str
+    tracker_id: str = ""
+    up: bool = False
+    age_s: float | None = None
+    """Since the last successful exchange."""
+    error: str = ""
+
+
+class StatsResponse(Struct, frozen=True, kw_only=True):
+    tracker_id: str
+    generation: int
+    models: tuple[ModelStats, ...]
+    peers: tuple[PeerStats, ...] = ()
+    database: str = "ok"
+    """``ok``, or what is wrong with it, in words."""
+    unsaved_s: float = 0.0
+
+
+class GossipSlice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one tracker counted itself: absolute bucket index -> count, per model and window."""
+
+    tracker_id: Annotated[str, Meta(min_length=8, max_length=64)]
+    generation: Count
+    seq: Annotated[int, Meta(ge=0, le=1 << 53)]
+    url: Annotated[str, Meta(max_length=512)] = ""
+    models: dict[ModelKeyText, dict[Window, dict[str, Annotated[int, Meta(ge=0, le=1_000_000_000)]]]]
+
+
+class GossipMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Both the request and the answer of ``POST /v1/gossip``."""
+
+    sender: Annotated[str, Meta(min_length=8, max_length=64)]
+    sent_at: float
+    slices: Annotated[tuple[GossipSlice, ...], Meta(max_length=256)]
+
+
+class AssignmentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine offers itself: ``POST /v1/assignments``."""
+
+    name: Name
+    boot: Annotated[str, Meta(min_length=8, max_length=64)]
+    memory_budget_bytes: Bytes
+    """For weights, KV and workspace together."""
+    dtype: DtypeText = "float32"
+    model_key: ModelKeyText | None = None
+    sessions: Annotated[int, Meta(ge=1, le=1024)] = 4
+    context_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    benchmark_tokens_per_sec: float = 1.0
+    hardware: HardwareMessage = HardwareMessage()
+
+
+class AssignmentResponse(Struct, frozen=True, kw_only=True):
+    model_key: str
+    revision: str
+    n_layers: int
+    shard_start: Layer
+    shard_end: Layer
+    price_per_token: float
+    why: str
+    reserved_for_s: float
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    sources: tuple[str, ...] = ()
+    """Base URLs that serve this model's files."""
+
+
+class UsageRow(Struct, frozen=True, kw_only=True):
+    """One hop's work in one call: ``work_units`` = layers x tokens."""
+
+    call_id: str
+    attempt: int
+    hop: int
+    node_id: str
+    wallet: str
+    model_key: str
+    start_layer: int
+    end_layer: int
+    prompt_tokens: int
+    completion_tokens: int
+    work_units: int
+    price_micro_units: int = 0
+    outcome: str = "ok"
+    at: float = 0.0
+
+
+class UsageTotal(Struct, frozen=True, kw_only=True):
+    wallet: str
+    model_key: str
+    calls: int
+    work_units: int
+    price_micro_units: int = 0
+
+
+class UsageResponse(Struct, frozen=True, kw_only=True):
+    totals: tuple[UsageTotal, ...]
+    rows: tuple[UsageRow, ...] = ()
