@@ -1,7 +1,7 @@
 """A daemon's life as a process: start, say where it listens, wait for a signal, stop within 5 s.
 
-What a daemon says of itself lies in ``<state>/run/<name>.json``: pid, the process's start time, kind and address. Whoever
-stops it (``meshnet down``) checks pid and start time, so that a recycled pid is never signalled.
+What a daemon says of itself lies in ``<state>/run/<name>.json``: pid, the process's start time, kind and address.
+Whoever stops it (``meshnet down``) checks pid and start time, so that a recycled pid is never signalled.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_run_file(folder: Path, kind: Literal["tracker", "node", "relay"], name
 
 
 def run(main: Callable[[Stop], Awaitable[None]]) -> int:
-    """Run ``main`` until it returns; an error that a person can mend is one line on standard error. Returns exit code."""
+    """Run ``main`` until it returns; an error people can mend is one line on standard error. Returns its exit code."""
 
     async def guarded() -> int:
         stop = Stop()

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
-    """``started`` is the process's start in Unix seconds as the system tells it: pid alone may be somebody else's by now."""
+    """``started``: the process's start in Unix seconds, as the system tells it; a pid alone may be another's by now."""
 
     kind: Literal["tracker", "node", "relay"]
     name: str
