@@ -110,6 +110,8 @@ class Outcome:
     """Empty where frames carried none: speeds are then attributed from end to end."""
     loads: tuple[int, ...] = ()
     """Per hop the load when chosen (``Candidate.loads``): a busy node's sample is not its idle speed."""
+    claimed_layer_s: tuple[float, ...] = ()
+    """``Candidate.layer_s``: where a node's speed starts from when only end-to-end times are known."""
     failed_node: NodeId | None = None
 
     @property

@@ -196,7 +196,7 @@ class RouteStatsStore:
     def merge(
         self, model_key: str, signature: str, value: float, mass: float, timestamp: float, epoch: int = 0
     ) -> bool:
-        """Add another store's (value, mass, timestamp) of an arm, both decayed to the later stamp. False: no numbers."""
+        """Add another store's (value, mass, timestamp) of an arm, decayed to the later stamp. False: no numbers."""
         if not (is_positive_number(value) and is_positive_number(mass)):
             self.dropped += 1
             return False

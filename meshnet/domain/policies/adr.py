@@ -26,7 +26,7 @@ def choose_route(
     scores = {c.signature: _score(c, arms[c.signature]) for c in candidates}
     probabilities = _probabilities(candidates, arms, config)
     if not proven:
-        chosen = max(scouts, key=_prior_order)
+        chosen = min(scouts, key=_prior_order)
         why = f"no route is proven yet: best prior, {chosen.prior_tps:.3g} tokens/s"
         return Decision(chosen.route, chosen.signature, "scout", why, "adr", scores, probabilities)
     if scouts and rng.random() < config.explore_share:
@@ -102,7 +102,7 @@ def _probabilities(
     proven = [c for c in candidates if arms[c.signature].status == "proven"]
     scouts = [c for c in candidates if arms[c.signature].status != "proven"]
     if not proven:
-        shares[max(scouts, key=_prior_order).signature] = 1.0
+        shares[min(scouts, key=_prior_order).signature] = 1.0
         return shares
     explore = config.explore_share if scouts else 0.0
     weights = exploit_weights(proven, arms, config.weight_alpha)
@@ -118,9 +118,9 @@ def _next_scout(scouts: Sequence[Candidate], arms: Mapping[str, ArmStats]) -> Ca
     return min(scouts, key=lambda c: (arms[c.signature].tries_mass, -c.prior_tps, c.signature))
 
 
-def _prior_order(candidate: Candidate) -> tuple[float, tuple[int, ...]]:
-    """Higher prior first, then the smaller signature, under ``max``."""
-    return candidate.prior_tps, tuple(-ord(c) for c in candidate.signature)
+def _prior_order(candidate: Candidate) -> tuple[float, str]:
+    """Higher prior first, then the smaller signature, under ``min``."""
+    return -candidate.prior_tps, candidate.signature
 
 
 def _effective_tps(arm: ArmStats) -> float:

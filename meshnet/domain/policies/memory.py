@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshnet.domain.hop_stats import HopStatsStore
 from meshnet.domain.routing import Outcome, RoutingConfig, TopologyChange
 from meshnet.domain.routing_stats import RouteStatsStore
 
@@ -11,13 +12,20 @@ class RoutingMemory:
 
     def __init__(self, config: RoutingConfig) -> None:
         self.arms = RouteStatsStore(config.stats_half_life_s, config.min_sample_tokens)
+        self.hops = HopStatsStore(config.stats_half_life_s)
 
     def observe(self, outcome: Outcome) -> bool:
-        """True if the outcome became a speed sample."""
-        return self.arms.observe(outcome)
+        """True if the outcome became a speed sample; nodes learn from the same outcomes as arms."""
+        is_sample = self.arms.observe(outcome)
+        if is_sample:
+            self.hops.observe(outcome)
+        return is_sample
 
     def on_topology(self, change: TopologyChange) -> None:
+        """Arms of the model go stale; what is known of a node stays: its id says which shard it holds."""
         self.arms.on_topology(change)
 
     def prune(self, now: float) -> None:
+        """Forget what was not measured for a day."""
         self.arms.prune(now)
+        self.hops.prune(now)

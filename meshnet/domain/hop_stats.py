@@ -1,0 +1,200 @@
+"""What was measured of single nodes: seconds per token and layer, learned from hop timings or from end-to-end times.
+
+A node's speed is a normal belief about ``ln(seconds per token and layer, idle)``: logarithms, because a node is wrong
+by a factor, and because a route sixty times slower must not look worth a try for being uncertain. The belief is a
+Kalman filter whose variance grows by one sample's noise per half-life, so that what is not measured is tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshnet.domain.candidates import HOP_LINK_S, Candidate
+from meshnet.domain.routes import Hop
+from meshnet.domain.routing import HopTiming, Outcome, is_positive_number
+from meshnet.domain.routing_stats import PRUNE_AFTER_S, DecayedSum
+
+SAMPLE_VARIANCE = 0.04
+"""Of one long answer's ln(seconds): noise of 20 %. Raising it learns slower and tries more."""
+SHORT_ANSWER_STEPS = 16
+"""An answer of this many steps is twice as noisy as a long one."""
+PRIOR_VARIANCE = 0.5
+"""Of ln(true / claimed) before anything is measured, and the most that idling adds up to: a factor of two."""
+SURPRISE_SIGMAS = 3.0
+"""A sample further off than this says that the node changed: the belief opens up and follows at once."""
+LOAD_FACTOR = 1.0
+"""Slowdown per session already on a node, before it is measured: ADR-0013's queue_depth + 1."""
+LOAD_FACTOR_MASS = 20.0
+"""Squared loads it takes until the measured factor weighs as much as LOAD_FACTOR."""
+MAX_LOAD_FACTOR = 3.0
+"""Beyond it one stray sample would close a node."""
+
+
+@dataclass(slots=True)
+class _Belief:
+    mean: float
+    variance: float
+    stamp: float
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A route's seconds per token now: its logarithm, each hop's share of it, each hop's variance of ln(seconds)."""
+
+    log_seconds: float
+    shares: tuple[float, ...]
+    variances: tuple[float, ...]
+
+
+class HopStatsStore:
+    """Beliefs per node_id (another shard is another node), the load factor and link times of the mesh."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._beliefs: dict[str, _Belief] = {}
+        self._links: dict[str, DecayedSum] = {}
+        self._load = DecayedSum()
+        self.dropped = 0
+        """Timings refused because a number in them was none."""
+
+    def __len__(self) -> int:
+        return len(self._beliefs)
+
+    @property
+    def load_factor(self) -> float:
+        """c in ``seconds = idle seconds x (1 + c x load)``: least squares of the measured, shrunk to LOAD_FACTOR."""
+        total = self._load.numerator + LOAD_FACTOR * LOAD_FACTOR_MASS
+        return min(max(total / (self._load.denominator + LOAD_FACTOR_MASS), 0.0), MAX_LOAD_FACTOR)
+
+    def layer_s(self, node_id: str, claimed_layer_s: float) -> float:
+        """Seconds per token and layer of the idle node: what was learned, else what it claims."""
+        belief = self._beliefs.get(node_id)
+        return math.exp(belief.mean) if belief is not None else claimed_layer_s
+
+    def samples(self, node_id: str) -> int:
+        belief = self._beliefs.get(node_id)
+        return belief.samples if belief is not None else 0
+
+    def predict(self, candidate: Candidate, now: float) -> Prediction:
+        """``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
+        return self._predict(candidate.route.hops, candidate.loads, candidate.layer_s, now)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a whole answer: each hop from its own timing where frames carried one, else all of them from the
+        end-to-end time, each to the degree that it is uncertain and weighs in the route."""
+        hops, now = outcome.route.hops, outcome.finished_at
+        loads = outcome.loads if len(outcome.loads) == len(hops) else (0,) * len(hops)
+        timed = self._usable_timings(outcome)
+        token_s = _decode_token_s(outcome)
+        if len(timed) == len(hops):
+            for hop, load in zip(hops, loads, strict=True):
+                self._learn_hop(hop, load, timed[hop.node_id], now)
+            if token_s is not None:
+                self._learn_links(hops, token_s - sum((t.compute_s + t.queue_s) / t.steps for t in timed.values()), now)
+        elif token_s is not None:
+            claimed = outcome.claimed_layer_s
+            if len(claimed) != len(hops) or not all(map(is_positive_number, claimed)):
+                claimed = (token_s / outcome.route.n_layers,) * len(hops)
+            self._attribute(hops, loads, claimed, token_s, outcome.completion_tokens, now)
+
+    def prune(self, now: float) -> None:
+        """Forget nodes unmeasured for PRUNE_AFTER_S."""
+        for node_id in [n for n, belief in self._beliefs.items() if now - belief.stamp > PRUNE_AFTER_S]:
+            del self._beliefs[node_id]
+            self._links.pop(node_id, None)
+
+    def _predict(self, hops: Sequence[Hop], loads: Sequence[int], claimed: Sequence[float], now: float) -> Prediction:
+        factor = self.load_factor
+        seconds: list[float] = []
+        variances: list[float] = []
+        total = 0.0
+        for hop, load, claim in zip(hops, loads, claimed, strict=True):
+            belief = self._beliefs.get(hop.node_id)
+            layer_s = math.exp(belief.mean) if belief is not None else claim
+            part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * load)
+            seconds.append(part)
+            variances.append(self._variance(belief, now) if belief is not None else PRIOR_VARIANCE)
+            total += part + self._link_s(hop.node_id)
+        return Prediction(math.log(total), tuple(part / total for part in seconds), tuple(variances))
+
+    def _variance(self, belief: _Belief, now: float) -> float:
+        grown = belief.variance + SAMPLE_VARIANCE * max(now - belief.stamp, 0.0) / self._half_life_s
+        return min(grown, max(PRIOR_VARIANCE, belief.variance))
+
+    def _link_s(self, node_id: str) -> float:
+        link = self._links.get(node_id)
+        return HOP_LINK_S if link is None else (link.numerator + HOP_LINK_S) / (link.denominator + 1.0)
+
+    def _usable_timings(self, outcome: Outcome) -> dict[str, HopTiming]:
+        usable: dict[str, HopTiming] = {}
+        for timing in outcome.hop_timings:
+            total = timing.compute_s + timing.queue_s
+            if is_positive_number(timing.steps) and is_positive_number(total) and is_positive_number(timing.compute_s):
+                usable[timing.node_id] = timing
+            else:
+                self.dropped += 1
+        return {hop.node_id: usable[hop.node_id] for hop in outcome.route.hops if hop.node_id in usable}
+
+    def _learn_hop(self, hop: Hop, load: int, timing: HopTiming, now: float) -> None:
+        layers = hop.end_layer - hop.start_layer + 1
+        observed = math.log((timing.compute_s + timing.queue_s) / (timing.steps * layers))
+        noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / timing.steps)
+        belief = self._beliefs.get(hop.node_id)
+        if belief is None:
+            start = observed - math.log1p(self.load_factor * load)
+            self._beliefs[hop.node_id] = _Belief(start, noise, now, 1)
+            return
+        if load and belief.samples > 2:
+            self._load.add((math.exp(observed - belief.mean) - 1.0) * load, load * load, now, self._half_life_s)
+        self._update(belief, observed - math.log1p(self.load_factor * load) - belief.mean, 1.0, noise, now)
+
+    def _update(
+        self, belief: _Belief, surprise: float, share: float, noise: float, now: float, others: float = 0.0
+    ) -> None:
+        """One scalar Kalman step: the sample is ``share`` of this belief plus ``others`` (variance of the rest)."""
+        variance = self._variance(belief, now)
+        expected = share * share * variance + others + noise
+        if surprise * surprise > SURPRISE_SIGMAS**2 * expected:
+            variance += surprise * surprise
+            expected = share * share * variance + others + noise
+        gain = share * variance / expected
+        belief.mean += gain * surprise
+        belief.variance = variance * (1.0 - gain * share)
+        belief.stamp = max(belief.stamp, now)
+        belief.samples += 1
+
+    def _attribute(
+        self,
+        hops: Sequence[Hop],
+        loads: Sequence[int],
+        claimed: Sequence[float],
+        token_s: float,
+        tokens: int,
+        now: float,
+    ) -> None:
+        prediction = self._predict(hops, loads, claimed, now)
+        surprise = math.log(token_s) - prediction.log_seconds
+        noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / tokens)
+        parts = [s * s * v for s, v in zip(prediction.shares, prediction.variances, strict=True)]
+        for hop, claim, share, part in zip(hops, claimed, prediction.shares, parts, strict=True):
+            belief = self._beliefs.get(hop.node_id)
+            if belief is None:
+                belief = self._beliefs[hop.node_id] = _Belief(math.log(claim), PRIOR_VARIANCE, now)
+            self._update(belief, surprise, share, noise, now, others=sum(parts) - part)
+
+    def _learn_links(self, hops: Sequence[Hop], residual_s: float, now: float) -> None:
+        """What a token spent between the hops, shared equally: a trip's time is seen only in sum."""
+        for hop in hops:
+            link = self._links.setdefault(hop.node_id, DecayedSum())
+            link.add(max(residual_s, 0.0) / len(hops), 1.0, now, self._half_life_s)
+
+
+def _decode_token_s(outcome: Outcome) -> float | None:
+    """Seconds per decoded token, from end to end; None where it was not measured."""
+    tokens, seconds = outcome.completion_tokens, outcome.decode_s
+    if not is_positive_number(tokens) or tokens < 2 or not is_positive_number(seconds):
+        return None
+    return seconds / (tokens - 1) if seconds is not None else None
