@@ -7,19 +7,15 @@ transformers' own GGUF code, so that a converted model is the one transformers i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from gguf import GGUFReader, ReaderTensor, dequantize
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, dequantize, get_tensor_name_map
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from meshnet.domain.errors import WeightsError
 from meshnet.weights import layout
@@ -34,7 +30,7 @@ from meshnet.weights.tokenizer_files import tokenizer_files
 from meshnet.weights.writer import ModelWriter
 
 # Of the reading machine, not of the model: they would give one model two revisions.
-_VOLATILE_KEYS = ("transformers_version", "_model_name_or_path", "name_or_path")
+_VOLATILE_KEYS = ("transformers_version", "_name_or_path", "_model_name_or_path", "name_or_path")
 # Every token at which a GGUF says an answer may end.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -80,7 +76,7 @@ def _shape(file: Path, header: GgufHeader) -> ModelShape:
         config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(f"Cannot read the config of {file}: {error}") from error
-    values = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE_KEYS}
+    values = {key: value for key, value in config.to_diff_dict().items() if key not in _VOLATILE_KEYS}
     head_size = header.values.get(f"{header.architecture}.attention.key_length")
     if isinstance(head_size, int):
         values["head_dim"] = head_size
@@ -126,15 +122,15 @@ def _sort(
     """Every tensor under its name in the store, checked to be exactly those the model has, in its shapes."""
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=shape.config)
     model = _meta_model(shape)
-    names = get_gguf_hf_weights_map(model, processor)
     wanted: Mapping[str, torch.Tensor] = model.state_dict()
+    names = _gguf_names(header.architecture, shape.n_layers, wanted)
     layers: list[list[NewTensor]] = [[] for _ in range(shape.n_layers)]
     embedding: list[NewTensor] = []
     head: list[NewTensor] = []
     seen: set[str] = set()
     for tensor in GGUFReader(file).tensors:
         name = names.get(tensor.name)
-        if name is None or name not in wanted:
+        if name is None:
             raise WeightsError(f"{file} holds tensor {tensor.name}, which has no place in {shape.family.architecture}.")
         place = place_tensor(name, shape.n_layers, str(file))
         new = _new_tensor(tensor, name, tuple(wanted[name].shape), processor)
@@ -144,6 +140,19 @@ def _sort(
             parts[place.part].append(new)
     _check_all_seen(file, shape, set(wanted), seen)
     return layers, embedding, head
+
+
+def _gguf_names(architecture: str, n_layers: int, wanted: Iterable[str]) -> dict[str, str]:
+    """GGUF tensor name -> the model's, by gguf's own table."""
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table = get_tensor_name_map(arch, n_layers)
+    names: dict[str, str] = {}
+    for name in wanted:
+        stem, _, suffix = name.rpartition(".")
+        gguf_name = table.get_name(stem)
+        if gguf_name is not None:
+            names[f"{gguf_name}.{suffix}"] = name
+    return names
 
 
 def _new_tensor(tensor: ReaderTensor, name: str, wanted: tuple[int, ...], processor: TensorProcessor) -> NewTensor:
