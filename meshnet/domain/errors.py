@@ -12,6 +12,7 @@ MeshnetError                     base: message, code, param; shown as one JSON s
 ├── NoRoute                      some layers are held by no live node            -> client, 503
 ├── NodeFailed                   a node broke, stalled or lied; names it         -> planner re-plans, else client, 502
 ├── DeadlineExceeded             a named deadline passed                         -> planner or client, 504
+├── Unreachable                  a daemon does not answer at its address      -> cli, exit 3; announce tries again
 ├── FrameError                   bytes on a link that are not a valid frame      -> kit/link closes that link
 ├── WeightsError                 a source or the store is bad; names the file    -> cli, exit 1
 └── StartError                   a daemon or command cannot start                -> cli, exit 1
@@ -97,6 +98,12 @@ class NodeFailed(MeshnetError):
 
 class DeadlineExceeded(MeshnetError):
     code = "deadline_exceeded"
+
+
+class Unreachable(MeshnetError):
+    """code "connection_lost" once something of an answer had come."""
+
+    code = "unreachable"
 
 
 class FrameError(MeshnetError):

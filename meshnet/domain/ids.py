@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from typing import NewType
 
@@ -23,8 +25,15 @@ CallId = NewType("CallId", str)
 _MODEL_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _NODE_ID = re.compile(r"([a-z0-9]{1,64})\.(\d{1,4})-(\d{1,4})")
 
+WALLET_CHARS = 20
+"""100 bits of the key's hash: nobody finds a second key for a given wallet, and it still fits a line twice."""
 FINGERPRINT_CHARS = 8
 """How much of a wallet people see: 40 bits tell the nodes of one mesh apart and fit a column."""
+
+
+def wallet_of(public_key: bytes) -> Wallet:
+    """The fingerprint of a raw Ed25519 public key: the first 20 characters of lower-case base32 of its SHA-256."""
+    return Wallet(base64.b32encode(hashlib.sha256(public_key).digest()).decode().lower()[:WALLET_CHARS])
 
 
 def make_node_id(wallet: Wallet, shard: Shard) -> NodeId:

@@ -1,0 +1,157 @@
+"""How every client speaks HTTP: one pool per process, named timeouts, errors of the one tree.
+
+Knows no path and no struct of any daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from meshnet.domain.errors import DeadlineExceeded, MeshnetError, Unreachable
+from meshnet.wire import problem
+
+T = TypeVar("T")
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+MAX_ERROR_BYTES = 64 * 1024
+"""How much of an error's body is read: ours are under 8 KiB; whatever else answers must not fill our memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. ``read_s`` is between two pieces of one answer."""
+
+    connect_s: float = 2.0
+    read_s: float = 10.0
+    write_s: float = 10.0
+    pool_s: float = 2.0
+
+    def as_httpx(self) -> httpx.Timeout:
+        return httpx.Timeout(connect=self.connect_s, read=self.read_s, write=self.write_s, pool=self.pool_s)
+
+
+CONTROL = Timeouts()
+"""Registration, lists, health: answered from memory, so 10 s of silence is a broken daemon."""
+STREAM = Timeouts(read_s=60.0)
+"""Chat and events: a keep-alive line comes every 5 s, so a minute of silence is a dead line."""
+
+ANSWER = Timeouts(read_s=900.0)
+"""A whole answer comes as one piece after the last token; the tracker itself gives up after 10 minutes."""
+
+
+def open_http() -> httpx.AsyncClient:
+    """The process's one client: each costs about 50 ms of TLS set-up. The environment's proxies are not asked, since
+    a mesh's own addresses are behind none."""
+    # No bound on connections: each open stream holds one, and who opens streams bounds them.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0)
+    return httpx.AsyncClient(trust_env=False, timeout=CONTROL.as_httpx(), limits=limits, follow_redirects=False)
+
+
+class Door:
+    """One daemon's address, with the sentence that helps when nobody answers there."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, what: str, hint: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+        self._what = what
+        self._hint = hint
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        into: type[T],
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        timeouts: Timeouts = CONTROL,
+    ) -> T:
+        """Send, wait, decode. Raises the MeshnetError that the answer carries, Unreachable or DeadlineExceeded."""
+        response = await self._send(method, path, body, params, timeouts)
+        if response.status_code >= 400:
+            raise problem.error_from(response.status_code, response.content[:MAX_ERROR_BYTES])
+        if into is bytes:
+            return response.content  # type: ignore[return-value]
+        try:
+            return msgspec.json.decode(response.content or b"null", type=into)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MeshnetError(
+                f"{self.url}{path} answered what no {self._what} of this version says: {error}.", code="bad_answer"
+            ) from None
+
+    async def _send(
+        self, method: str, path: str, body: Any, params: Mapping[str, str] | None, timeouts: Timeouts
+    ) -> httpx.Response:
+        content = None if body is None else msgspec.json.encode(body)
+        with self.errors():
+            return await self._http.request(
+                method,
+                self.url + path,
+                content=content,
+                headers=JSON_HEADERS if content is not None else None,
+                params=params,
+                timeout=timeouts.as_httpx(),
+            )
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """An answer that is read as it comes. Leaving the block closes the connection, even if it is left by a
+        cancellation and cancelled again meanwhile. Raises as ``ask``."""
+        content = None if body is None else msgspec.json.encode(body)
+        sent = {**(JSON_HEADERS if content is not None else {}), **(headers or {})}
+        request = self._http.build_request(
+            method, self.url + path, content=content, headers=sent, params=params, timeout=STREAM.as_httpx()
+        )
+        with self.errors():
+            response = await self._http.send(request, stream=True)
+        try:
+            if response.status_code >= 400:
+                with self.errors():
+                    answer = await response.aread()
+                raise problem.error_from(response.status_code, answer[:MAX_ERROR_BYTES])
+            yield response
+        finally:
+            _hang_up(response)
+            await response.aclose()
+
+    @contextlib.contextmanager
+    def errors(self) -> Any:
+        """httpx's errors as ours."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise Unreachable(f"{self._what} at {self.url} is not reachable; {self._hint}") from None
+        except httpx.TimeoutException:
+            raise DeadlineExceeded(f"{self._what} at {self.url} does not answer in time.") from None
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{self.url!r} is no address: {error}.") from None
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"{self._what} at {self.url} broke the connection: {error or type(error).__name__}.",
+                code="connection_lost",
+            ) from None
+
+
+def _hang_up(response: httpx.Response) -> None:
+    """End the connection below httpx, without an await: ``aclose`` leaves it open when a second cancellation hits it,
+    and the daemon would go on generating for nobody. An answer read to its end gives its connection back instead."""
+    if response.is_stream_consumed or response.is_closed:
+        return
+    stream = response.extensions.get("network_stream")
+    line = stream.get_extra_info("socket") if stream is not None else None
+    if line is not None:
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
