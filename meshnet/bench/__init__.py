@@ -1,0 +1,1 @@
+"""Measures: programs that time meshnet as a whole. They may import everything; nobody imports them."""
