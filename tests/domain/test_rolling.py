@@ -91,6 +91,15 @@ def test_clock_back_clears_nothing_and_the_newest_bucket_goes_on(back_s):
     assert counter.total(START) == 3, "a blip costs nothing"
 
 
+def test_two_blips_far_apart_are_two_blips():
+    counter = counted(START, START - 5 * MINUTE, START + MINUTE)
+    later = START + 30 * MINUTE
+    counter.add(later)
+    counter.add(later - 10 * MINUTE)
+    assert counter.buckets(later)[PER_MINUTE.index(later)] == 2
+    assert counter.total(later + 29 * MINUTE) == 5
+
+
 @pytest.mark.parametrize("back_s", [HOUR, DAY])
 def test_clock_that_stays_back_is_believed_after_one_bucket(back_s):
     counter = counted(*(START + minute * MINUTE for minute in range(60)))
