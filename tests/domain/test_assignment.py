@@ -20,7 +20,7 @@ from meshnet.domain.assignment import (
     promised_shards,
 )
 from meshnet.domain.budget import ModelCost, Promise, memory_need, widest_shards
-from meshnet.domain.coverage import coverage_deficit, coverage_map
+from meshnet.domain.coverage import coverage_map
 from meshnet.domain.errors import InvalidRequest, NotFound
 from meshnet.domain.ids import ModelKey, Revision, Wallet, make_node_id
 from meshnet.domain.nodes import Node
