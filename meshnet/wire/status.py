@@ -29,3 +29,5 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     routing: RoutingResponse | None = None
     stats: StatsResponse | None = None
     calls: tuple[CallMessage, ...] = ()
+    unserved: tuple[str, ...] = ()
+    """Parts that this tracker does not serve (``routing``), or failed to (``calls: overloaded``)."""

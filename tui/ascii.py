@@ -1,0 +1,45 @@
+"""Without a UTF-8 locale nothing but ASCII goes to the terminal: the last filter over everything that is drawn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+_SIGNS = {
+    "─": "-", "━": "=", "│": "|", "┃": "|", "┌": "+", "┐": "+", "└": "+", "┘": "+", "├": "+", "┤": "+", "┬": "+",
+    "┴": "+", "┼": "+", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "█": "#", "▉": "#", "▊": "#", "▋": "=", "▌": "=",
+    "▍": "-", "▎": "-", "▏": ".", "▇": "#", "▆": "%", "▅": "+", "▄": "=", "▃": "-", "▂": ":", "▁": ".", "▐": "|",
+    "▓": "#", "▒": "+", "░": ".", "▾": "v", "▴": "^", "▸": ">", "•": "*", "·": ".", "…": "~", "→": ">", "←": "<",
+    "±": "~", "×": "x", "÷": "/", "–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "▔": "-", "▕": "|",
+    "▀": "-", "▪": "*", "▫": "o", "●": "*", "○": "o", "⭘": "o", "≈": "~", "≥": ">", "≤": "<", "∞": "8", "Δ": "D",
+}  # fmt: skip
+"""Ours, Textual's and Markdown's signs; every other character becomes ``?`` in as many cells as it had."""
+
+
+def ascii_text(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(char if char.isascii() else _SIGNS.get(char, "?" * cell_len(char)) for char in text)
+
+
+class AsciiFilter(LineFilter):
+    """Replaces what is not ASCII, width for width."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if segment.text.isascii() else Segment(ascii_text(segment.text), segment.style, segment.control)
+            for segment in segments
+        ]
+
+
+def speaks_utf8(environ: Mapping[str, str]) -> bool:
+    """Whether the locale (LC_ALL, LC_CTYPE, LANG: the first that is set) is a UTF-8 one; none set is not."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        if environ.get(name):
+            return "utf8" in environ[name].casefold().replace("-", "")
+    return os.name == "nt"

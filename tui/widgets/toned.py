@@ -1,0 +1,33 @@
+"""A widget that draws toned lines itself, cell by cell, and repaints only what it is told has changed."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.draw.spans import TONES, Line, fit
+
+
+class Toned(Widget):
+    """Base of what draws lines: the theme's colours come from the component class ``tone--<tone>``."""
+
+    COMPONENT_CLASSES = {f"tone--{tone}" for tone in TONES} | {"tone--cursor", "tone--gone"}
+
+    def strip_of(self, parts: Line, width: int, over: Style | None = None) -> Strip:
+        """``parts`` as exactly ``width`` cells; ``over`` is laid over every tone (the cursor's row)."""
+        base = self.rich_style
+        segments = []
+        for text, tone in fit(parts, width):
+            style = base + self.get_component_rich_style(f"tone--{tone}", partial=True) if tone else base
+            segments.append(Segment(text, style + over if over else style))
+        return Strip(segments, width)
+
+    def style_of(self, name: str) -> Style:
+        return self.get_component_rich_style(f"tone--{name}", partial=True)
+
+    def repaint_line(self, y: int, x: int = 0, width: int | None = None) -> None:
+        """Repaint one line of the content, or ``width`` cells of it from ``x``."""
+        self.refresh(Region(x, y, self.size.width - x if width is None else width, 1))
