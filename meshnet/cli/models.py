@@ -127,7 +127,7 @@ def _summary(manifest: Manifest) -> dict[str, object]:
 def _table(models: list[Manifest]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("NAME", "LAYERS", "SIZE", "DTYPE", "CONTEXT", "REVISION", "SOURCE"):
-        table.add_column(column, no_wrap=column != "SOURCE")
+        table.add_column(column, no_wrap=column != "SOURCE", overflow="fold")
     for model in models:
         table.add_row(
             model.model_key,
