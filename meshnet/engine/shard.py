@@ -23,6 +23,7 @@ from meshnet.engine.families import Embedding, Head, Rotary, build_on_meta, laye
 from meshnet.engine.kv import KvShape
 from meshnet.engine.loading import Opener, load_files, open_bytes, require_loaded
 from meshnet.engine.recurrent import PackedMixer
+from meshnet.engine.weight_layout import choose_layouts
 from meshnet.weights.store import StoredModel
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,6 +107,9 @@ def load_shard(
         require_loaded(embedding.module, "the embedding")
     if head is not None:
         require_loaded(nn.ModuleList([head.norm, head.lm_head]), "the head")
+    choose_layouts([*layers, *([] if head is None else [head.lm_head])])
+    if embedding is not None and head is not None and config.tie_word_embeddings:
+        embedding.module.weight = head.lm_head.weight  # Still one matrix, whichever way it now lies.
     facts = ModelFacts(
         manifest.model_key,
         manifest.revision,
