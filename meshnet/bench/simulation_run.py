@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from meshnet.bench.simulation import LOAD_SLOWDOWN, MODEL, PREFILL_SHARE, Request, World, best_route, node_index, route_token_s
+from meshnet.bench.simulation import (
+    LOAD_SLOWDOWN,
+    MODEL,
+    PREFILL_SHARE,
+    Request,
+    World,
+    best_route,
+    node_index,
+    route_token_s,
+)
 from meshnet.bench.simulation_players import Player, make_player
 from meshnet.domain.candidates import Candidate
 from meshnet.domain.nodes import Node
@@ -132,7 +141,7 @@ class _Run:
 
     def _usable(self, avoid: set[str]) -> list[Node]:
         nodes = [n for i, n in enumerate(self._nodes) if i not in self._away and n.node_id not in avoid]
-        # The whole-model node and four to a tier: one away and one avoided never leave a gap.
+        # Four to a tier: one away and up to three avoided leave a route, or serve() asks all of them again.
         return nodes
 
     def _reserve(self, chosen: Candidate, change: int) -> None:

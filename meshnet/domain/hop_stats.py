@@ -74,6 +74,11 @@ class HopStatsStore:
         belief = self._beliefs.get(node_id)
         return math.exp(belief.mean) if belief is not None else claimed_layer_s
 
+    def link_s(self, node_id: str) -> float:
+        """Seconds a token spends on the way to this node's next hop and in frames' handling."""
+        link = self._links.get(node_id)
+        return HOP_LINK_S if link is None else (link.numerator + HOP_LINK_S) / (link.denominator + 1.0)
+
     def samples(self, node_id: str) -> int:
         belief = self._beliefs.get(node_id)
         return belief.samples if belief is not None else 0
@@ -117,16 +122,12 @@ class HopStatsStore:
             part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * load)
             seconds.append(part)
             variances.append(self._variance(belief, now) if belief is not None else PRIOR_VARIANCE)
-            total += part + self._link_s(hop.node_id)
+            total += part + self.link_s(hop.node_id)
         return Prediction(math.log(total), tuple(part / total for part in seconds), tuple(variances))
 
     def _variance(self, belief: _Belief, now: float) -> float:
         grown = belief.variance + SAMPLE_VARIANCE * max(now - belief.stamp, 0.0) / self._half_life_s
         return min(grown, max(PRIOR_VARIANCE, belief.variance))
-
-    def _link_s(self, node_id: str) -> float:
-        link = self._links.get(node_id)
-        return HOP_LINK_S if link is None else (link.numerator + HOP_LINK_S) / (link.denominator + 1.0)
 
     def _usable_timings(self, outcome: Outcome) -> dict[str, HopTiming]:
         usable: dict[str, HopTiming] = {}
@@ -186,10 +187,13 @@ class HopStatsStore:
             self._update(belief, surprise, share, noise, now, others=sum(parts) - part)
 
     def _learn_links(self, hops: Sequence[Hop], residual_s: float, now: float) -> None:
-        """What a token spent between the hops, shared equally: a trip's time is seen only in sum."""
-        for hop in hops:
+        """What a token spent between the hops is seen only in sum: each link takes an equal part of the surprise, so
+        that many routes over the same links tell them apart."""
+        known = [self.link_s(hop.node_id) for hop in hops]
+        surprise = (residual_s - sum(known)) / len(hops)
+        for hop, seconds in zip(hops, known, strict=True):
             link = self._links.setdefault(hop.node_id, DecayedSum())
-            link.add(max(residual_s, 0.0) / len(hops), 1.0, now, self._half_life_s)
+            link.add(max(seconds + surprise, 0.0), 1.0, now, self._half_life_s)
 
 
 def _decode_token_s(outcome: Outcome) -> float | None:

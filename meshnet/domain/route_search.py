@@ -1,7 +1,8 @@
 """The k fastest routes over layer positions, for the policies beyond ADR-0021: a hop may start and end inside a shard.
 
 Times add up along a route, so the search is a shortest-path search over the positions where some shard begins or
-ends; what ranks a route is ``sum over hops of layers x layer_s x (load + 1) / reputation + HOP_LINK_S``.
+ends; what ranks a route is ``sum over hops of layers x layer_s x (load + 1) / reputation + link``, or
+what a policy learned of speeds and links.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ MIN_REPUTATION = 0.01
 """A node that always fails counts as a hundred times slower, not as infinitely slow: the last holder stays usable."""
 
 
+HopSpeed = Callable[[Node], tuple[float, float]]
+"""Of a node as loaded now: seconds per token and layer, and seconds per token for the link."""
+
+
+def claimed_speed(node: Node) -> tuple[float, float]:
+    """What the benchmark claims, times the queue."""
+    return claimed_layer_s(node) * (usable_load(node) + 1), HOP_LINK_S
+
+
 @dataclass(frozen=True, slots=True)
 class _Path:
     """Hops from a position on: their seconds per token, the nodes used as bits, (node index, first, past-the-end)."""
@@ -49,17 +59,17 @@ _START = _Path(0.0, 0, ())
 def k_best_routes(
     nodes: Sequence[Node],
     model_key: ModelKey,
-    layer_s: Callable[[Node], float] = claimed_layer_s,
     turn: int = 0,
+    speed: HopSpeed = claimed_speed,
     limit: int = MAX_SEARCHED,
 ) -> list[Candidate]:
-    """At most ``limit`` routes, fastest first by ``layer_s`` (seconds per token and layer of an idle node; a policy
-    passes what it learned), then up to EXTRA_NODES routes through nodes on none of them: with a ``turn`` that rises by
-    one from search to search every node that can serve is on a candidate again and again. Priors are harmonic, from
-    the benchmarks. Not empty whenever a complete route exists."""
+    """At most ``limit`` routes, fastest first by ``speed`` (a policy passes what it learned), then up to EXTRA_NODES
+    routes through nodes on none of them: with a ``turn`` that rises by one from search to search every node that can
+    serve is on a candidate again and again. Priors are harmonic, from the benchmarks. Not empty whenever a complete
+    route exists."""
     found: list[tuple[float, Candidate]] = []
     for group in candidate_groups(nodes, model_key):
-        search = _Search(group, layer_s)
+        search = _Search(group, speed)
         best = search.best(limit)
         for path in [*best, *search.detours(best, turn)]:
             found.append((path.seconds, search.candidate(path)))
@@ -73,10 +83,12 @@ def k_best_routes(
 class _Search:
     """One group's positions and costs; ``nodes`` are sorted by cost per layer, and indices point into that."""
 
-    def __init__(self, group: Sequence[Node], layer_s: Callable[[Node], float]) -> None:
-        costs = {node.node_id: _layer_cost(node, layer_s(node)) for node in group}
+    def __init__(self, group: Sequence[Node], speed: HopSpeed) -> None:
+        speeds = {node.node_id: speed(node) for node in group}
+        costs = {n.node_id: speeds[n.node_id][0] / max(usable_reputation(n), MIN_REPUTATION) for n in group}
         self.nodes = sorted(group, key=lambda node: (costs[node.node_id], node.node_id))
         self._costs = [costs[node.node_id] for node in self.nodes]
+        self._links = [speeds[node.node_id][1] for node in self.nodes]
         bounds = {0} | {n.shard.start for n in group} | {n.shard.end + 1 for n in group}
         self._positions = sorted(bounds)
         self._n_layers = group[0].n_layers
@@ -189,8 +201,4 @@ class _Search:
         return best
 
     def _seconds(self, index: int, first: int, past: int) -> float:
-        return (past - first) * self._costs[index] + HOP_LINK_S
-
-
-def _layer_cost(node: Node, layer_s: float) -> float:
-    return layer_s * (usable_load(node) + 1) / max(usable_reputation(node), MIN_REPUTATION)
+        return (past - first) * self._costs[index] + self._links[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from meshnet.domain.candidates import Candidate, claimed_layer_s, enumerate_routes
+from meshnet.domain.candidates import Candidate, claimed_layer_s, enumerate_routes, usable_load
 from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.ids import ModelKey
 from meshnet.domain.nodes import Node
@@ -75,8 +75,8 @@ class Router:
         if name == "adr":
             return enumerate_routes(nodes, model_key)
         if name == "hop":
-            return k_best_routes(nodes, model_key, self._learned_layer_s, turn)
-        return k_best_routes(nodes, model_key, turn=turn)
+            return k_best_routes(nodes, model_key, turn, self._hop_speed)
+        return k_best_routes(nodes, model_key, turn)
 
     def choose(self, candidates: Sequence[Candidate], now: float, rng: Random, policy: str | None = None) -> Decision:
         return self.policy(policy).choose(candidates, now, rng)
@@ -95,8 +95,10 @@ class Router:
         """The model's topology epoch: write it into the Outcome of what is chosen now."""
         return self.memory.arms.epochs.epoch(model_key)
 
-    def _learned_layer_s(self, node: Node) -> float:
-        return self.memory.hops.layer_s(node.node_id, claimed_layer_s(node))
+    def _hop_speed(self, node: Node) -> tuple[float, float]:
+        hops = self.memory.hops
+        slowdown = 1.0 + hops.load_factor * usable_load(node)
+        return hops.layer_s(node.node_id, claimed_layer_s(node)) * slowdown, hops.link_s(node.node_id)
 
 
 def greedy_fallback(nodes: Sequence[Node], model_key: ModelKey, why: str) -> Decision:
