@@ -1,0 +1,60 @@
+"""Which tracker a command speaks to, and one question to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from meshnet.cli import processes
+from meshnet.cli.home import Home, home_of
+from meshnet.cli.meshfile import DEFAULT_FILE, read_mesh
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.errors import StartError, Unreachable
+from meshnet.wire import api
+
+T = TypeVar("T")
+
+TRACKER_VARIABLE = "MESHNET_TRACKER"
+
+
+def find_tracker(flag: str | None, environ: Mapping[str, str], folder: Path) -> str:
+    """The flag, else MESHNET_TRACKER, else ``[mesh] tracker`` of meshnet.toml in ``folder``, else the tracker that runs
+    in this home, else the default address. Raises Unreachable when a home of its own runs none."""
+    given = flag or environ.get(TRACKER_VARIABLE, "").strip()
+    if given:
+        return as_url(given)
+    if (folder / DEFAULT_FILE).is_file() and (url := read_mesh(folder / DEFAULT_FILE).tracker_url):
+        return as_url(url)
+    return _local(home_of(environ))
+
+
+def as_url(text: str) -> str:
+    """``localhost:7070`` -> ``http://localhost:7070``. Raises StartError for what can be no address."""
+    url = text.strip().rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
+    if not url.startswith(("http://", "https://")) or len(url) > 512 or any(c.isspace() or ord(c) < 32 for c in url):
+        raise StartError(f"{text!r} is no tracker's address; it looks like http://127.0.0.1:7070.")
+    return url
+
+
+def ask(url: str, question: Callable[[TrackerClient], Awaitable[T]]) -> T:
+    """Run one question to its end. Raises what it raises."""
+
+    async def run() -> T:
+        async with open_http() as http:
+            return await question(TrackerClient(http, url))
+
+    return asyncio.run(run())
+
+
+def _local(home: Home) -> str:
+    for record in processes.living(home):
+        if record.kind == "tracker" and record.url:
+            return record.url
+    if home.is_default:
+        return f"http://127.0.0.1:{api.DEFAULT_TRACKER_PORT}"
+    raise Unreachable(f"No tracker runs in {home.state}. Start one with: meshnet up (or name one with --tracker URL).")

@@ -1,0 +1,213 @@
+"""An interactive chat: line editing, history, commands; Ctrl-C stops the answer and not the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, resolve_route, short_route
+from meshnet.cli.terminal import complain, console, dim, visible, visible_text
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.errors import MeshnetError
+
+T = TypeVar("T")
+
+PROMPT = "> "
+HELP = """\
+/reset           forget the conversation
+/route A,B       pin the route (names or node_ids); /route auto lets the mesh choose
+/system TEXT     what the model is told first; /system alone removes it
+/model NAME      another model
+/again           ask the last question again
+/exit            leave (or Ctrl-D)
+A line that ends in \\ goes on in the next one. Ctrl-C stops an answer."""
+
+
+class Conversation:
+    """One session. ``runner`` carries its event loop, so that one HTTP client lasts from question to question;
+    ``read`` asks for a line and raises EOFError at the end."""
+
+    def __init__(
+        self, runner: asyncio.Runner, url: str, wishes: Wishes, read: Callable[[str], str] | None = None
+    ) -> None:
+        self._runner = runner
+        self._url = url
+        self._wishes = wishes
+        self._read = read or _line_reader()
+        self._messages: list[Message] = []
+        self._last: str | None = None
+        self._out = console()
+        self._tracker: TrackerClient
+
+    def run(self) -> None:
+        """Until the end of input or /exit. Raises what keeps it from beginning at all (no tracker, no model)."""
+        stack = contextlib.AsyncExitStack()
+        try:
+            http = self._await(stack.enter_async_context(open_http()))
+            self._tracker = TrackerClient(http, self._url)
+            self._wishes = replace(self._wishes, model=self._await(choose_model(self._tracker, self._wishes.model)))
+            self._wishes = replace(self._wishes, route=self._await(resolve_route(self._tracker, self._wishes.route)))
+            self._out.print(dim(f"{self._wishes.model} at {self._url}. /help lists commands, Ctrl-D ends."))
+            while (line := self._next_line()) is not None and self._obey(line):
+                pass
+        finally:
+            self._await(stack.aclose())
+
+    def _next_line(self) -> str | None:
+        """A whole input, continuation lines joined; None at the end."""
+        parts: list[str] = []
+        while True:
+            try:
+                line = self._read(PROMPT if not parts else ". ")
+            except EOFError:
+                self._out.print()
+                return None
+            except KeyboardInterrupt:
+                self._out.print()
+                self._out.print(dim("Ctrl-D or /exit ends."))
+                parts = []
+                continue
+            if line.endswith("\\"):
+                parts.append(line[:-1])
+                continue
+            return "\n".join([*parts, line])
+
+    def _obey(self, line: str) -> bool:
+        """Do what the line says; False to end."""
+        text = line.strip()
+        if not text:
+            return True
+        if not text.startswith("/"):
+            self._answer(text)
+            return True
+        word, _, rest = text.partition(" ")
+        if word in ("/exit", "/quit"):
+            return False
+        try:
+            self._command(word, rest.strip())
+        except MeshnetError as error:
+            complain(error.message)
+        return True
+
+    def _command(self, word: str, rest: str) -> None:
+        match word:
+            case "/help":
+                self._out.print(HELP)
+            case "/reset":
+                self._messages, self._last = [], None
+                self._say("The conversation is forgotten.")
+            case "/route":
+                self._set_route(rest)
+            case "/system":
+                self._wishes = replace(self._wishes, system=rest or None)
+                self._say("The system text is set." if rest else "There is no system text now.")
+            case "/model":
+                model = self._await(choose_model(self._tracker, rest or self._wishes.model))
+                self._wishes = replace(self._wishes, model=model, route=())
+                self._say(f"The model is {model}.")
+            case "/again" if self._last is not None:
+                self._drop_last_turn()
+                self._answer(self._last)
+            case "/again":
+                self._say("Nothing was asked yet.")
+            case _:
+                self._say(f"There is no command {word}; /help lists them.")
+
+    def _set_route(self, rest: str) -> None:
+        words = tuple(filter(None, (word.strip() for word in rest.split(","))))
+        if words:
+            route = () if words == ("auto",) else self._await(resolve_route(self._tracker, words))
+            self._wishes = replace(self._wishes, route=route)
+        pinned = " -> ".join(self._wishes.route)
+        self._say(f"The route is pinned to {pinned}." if pinned else "The mesh chooses the route.")
+
+    def _answer(self, text: str) -> None:
+        """Ask until there is an answer, or the person has had enough."""
+        self._last = text
+        while self._try(text) and self._wants_again():
+            pass
+
+    def _try(self, text: str) -> bool:
+        """Ask once. True if it failed in a way that another try may mend."""
+        answer = Answer(self._wishes.model or "")
+        turn: list[Message] = [*self._messages, {"role": "user", "content": text}]
+        try:
+            self._await(ask(self._tracker, turn, self._wishes, answer, _write))
+        except KeyboardInterrupt:
+            answer.stopped = True
+        except MeshnetError as error:
+            complain(error.message)
+            return error.code not in ("invalid_request", "context_length_exceeded", "bad_route", "model_not_found")
+        _write("\n")
+        if answer.error is not None:
+            complain(f"The answer was cut off: {answer.error.message}")
+        self._say("stopped" if answer.stopped else self._await(summary(self._tracker, answer)))
+        if answer.text:
+            self._messages = [*turn, {"role": "assistant", "content": answer.text}]
+        return answer.error is not None
+
+    def _wants_again(self) -> bool:
+        try:
+            reply = self._read("Ask again? [y/N] ").strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            self._out.print()
+            return False
+        if reply not in ("y", "yes"):
+            return False
+        self._drop_last_turn()
+        return True
+
+    def _drop_last_turn(self) -> None:
+        """Take back the last question and what came of its answer."""
+        if self._last is not None and self._messages[-2:-1] == [{"role": "user", "content": self._last}]:
+            self._messages = self._messages[:-2]
+
+    def _await(self, work: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
+        async def run() -> T:
+            return await work
+
+        return self._runner.run(run())
+
+    def _say(self, text: str) -> None:
+        self._out.print(dim(text), soft_wrap=True)
+
+
+async def summary(tracker: TrackerClient, answer: Answer) -> str:
+    """``exploit · n1[0-14] -> n2[15-29] · 24 tokens · first after 0.21 s · 18.4 tok/s``."""
+    parts = [answer.mode, short_route(answer.route, await _names(tracker))]
+    if answer.completion_tokens is not None:
+        parts.append(f"{answer.completion_tokens} tokens")
+    if answer.ttft_s is not None:
+        parts.append(f"first after {answer.ttft_s:.2f} s")
+    if answer.tps is not None:
+        parts.append(f"{answer.tps:.1f} tok/s")
+    if answer.finish_reason == "length":
+        parts.append("cut at max tokens")
+    return " | ".join(filter(None, parts))
+
+
+async def _names(tracker: TrackerClient) -> dict[str, str]:
+    """Names of nodes by node_id; none when the tracker is gone meanwhile (it is only for display)."""
+    try:
+        return {node.node_id: visible(node.name) for node in (await tracker.nodes()).nodes}
+    except MeshnetError:
+        return {}
+
+
+def _line_reader() -> Callable[[str], str]:
+    """``input`` with line editing and the session's history, where the system has readline."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_auto_history(True)
+    return input
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(visible_text(text))
+    sys.stdout.flush()

@@ -1,0 +1,86 @@
+"""Tables of nodes and models for 80 columns: plain columns without frames, so that pipes can cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from meshnet.cli.terminal import format_age, format_bytes, visible
+from meshnet.domain.ids import short_node_id
+from meshnet.wire.messages import CoverageModel, ModelMessage, NodeMessage
+
+_STATE_STYLES = {"ready": "green", "loading": "yellow", "draining": "yellow", "suspect": "yellow", "out": "red"}
+
+
+def plain_table(*columns: str) -> Table:
+    """Numbers stand right: a column whose title ends in ``>`` is one."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in columns:
+        right = title.endswith(">")
+        table.add_column(title.rstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=False)
+    return table
+
+
+def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
+    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "heard>", "id")
+    for node in nodes:
+        state = state_of(node)
+        table.add_row(
+            visible(node.name),
+            f"{node.shard_start}-{node.shard_end}",
+            visible(node.model_key),
+            Text(state, style=_STATE_STYLES.get(state, "red")),
+            str(max(node.queue_depth, node.tracker_in_flight)),
+            f"{node.observed_tokens_per_sec or node.benchmark_tokens_per_sec:.1f}",
+            format_age(node.heartbeat_age_s),
+            visible(short_node_id(node.node_id)),
+        )
+    return table
+
+
+def hardware_table(nodes: Sequence[NodeMessage]) -> Table:
+    table = plain_table("node", "cpu", "cores>", "ram free>", "ram>", "kv free>", "url")
+    for node in nodes:
+        hardware = node.hardware
+        table.add_row(
+            visible(node.name),
+            visible(hardware.cpu_model)[:24],
+            str(hardware.cores_logical),
+            format_bytes(hardware.ram_available_bytes),
+            format_bytes(hardware.ram_total_bytes),
+            format_bytes(node.kv_free_bytes),
+            visible(node.url),
+        )
+    return table
+
+
+def models_table(models: Sequence[ModelMessage], coverage: Sequence[CoverageModel]) -> Table:
+    gaps = {covered.model_key: covered.gaps for covered in coverage}
+    table = plain_table("model", "layers>", "nodes>", "context>", "coverage")
+    for model in models:
+        words = "all layers held" if model.ready else _missing(gaps.get(model.id, ()), model)
+        table.add_row(
+            visible(model.id),
+            str(model.n_layers),
+            str(model.nodes),
+            str(model.context_length),
+            Text(words, style="green" if model.ready else "red"),
+        )
+    return table
+
+
+def state_of(node: NodeMessage) -> str:
+    """One word: what a person must know first."""
+    if not node.live:
+        return "out"
+    if node.suspect:
+        return "suspect"
+    return node.state if node.health == "ok" else visible(node.health)
+
+
+def _missing(gaps: Sequence[str], model: ModelMessage) -> str:
+    if gaps:
+        return f"layers {', '.join(gaps)} missing"
+    return f"{model.coverage_deficit:.0%} missing" if model.coverage_deficit else "not ready"

@@ -1,0 +1,203 @@
+"""``meshnet up``: the whole mesh, or one daemon of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from meshnet.cli import exits, lock, processes, readiness
+from meshnet.cli.bringup import BringUp, Report, cores
+from meshnet.cli.connect import find_tracker
+from meshnet.cli.home import Home, home_of
+from meshnet.cli.launch import DaemonSpec, run_in_foreground
+from meshnet.cli.meshfile import find_mesh
+from meshnet.cli.terminal import complain, console, error_console, visible
+
+app = typer.Typer(rich_markup_mode=None)
+
+DEFAULT_TIMEOUT_S = 180.0
+"""Loading and measuring a large shard takes a minute or two on a slow disk; a mesh that needs more gets --timeout."""
+
+Foreground = Annotated[bool, typer.Option("--foreground", help="Run it here instead of detached; Ctrl-C stops it.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for readiness.")]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default: 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
+Name = Annotated[str | None, typer.Option("--name", help="What this daemon is called here: its log, wallet, run file.")]
+
+
+@app.callback(invoke_without_command=True)
+def up(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The mesh to start. Default: ./meshnet.toml, else the demo mesh.")
+    ] = None,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Start the mesh of ./meshnet.toml, or the demo mesh: a tracker and three nodes of a small real model.
+
+    Daemons run detached; logs lie under the state folder. Run it again at any time: what runs is kept, what died is
+    started again.
+
+    \b
+    Examples:
+      meshnet up                          the mesh of ./meshnet.toml, or the demo mesh
+      meshnet up --config lab.toml
+      meshnet up tracker --port 7070      only a tracker
+      meshnet up node --model smollm2-135m --shard 0-14 --tracker http://10.0.0.5:7070
+    """
+    if context.invoked_subcommand is not None:
+        return
+    mesh = find_mesh(config, Path.cwd())
+    report = _locked(timeout_s, lambda bring_up: bring_up.mesh(mesh))
+    raise typer.Exit(_tell(home_of(os.environ), report, whole=True))
+
+
+@app.command()
+def tracker(
+    name: Name = None,
+    host: Host = None,
+    port: Port = None,
+    stats_db: Annotated[str | None, typer.Option(help="Where demand and calls are kept (SQLite).")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="Another tracker to share demand with (repeatable).")] = None,
+    route_policy: Annotated[str | None, typer.Option(help="How routes are chosen. Default: adr.")] = None,
+    route_explore_share: Annotated[
+        float | None,
+        typer.Option(help="Share of requests that scout. Lower it to 0.05-0.1 once real traffic comes."),
+    ] = None,
+    route_weight_alpha: Annotated[
+        float | None, typer.Option(help="Exploit share grows with tps^alpha. Raise it once real traffic comes.")
+    ] = None,
+    route_stats_half_life: Annotated[float | None, typer.Option(help="Seconds until a sample counts half.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [tracker] table.")] = None,
+    foreground: Foreground = False,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Start a tracker: it knows the nodes, plans routes and answers OpenAI clients."""
+    settings = _given(
+        host=host,
+        port=port,
+        stats_db=stats_db,
+        peer=peer,
+        route_policy=route_policy,
+        route_explore_share=route_explore_share,
+        route_weight_alpha=route_weight_alpha,
+        route_stats_half_life=route_stats_half_life,
+        config=config,
+    )
+    _one(DaemonSpec("tracker", name or "tracker", settings), foreground, timeout_s)
+
+
+@app.command()
+def node(
+    model: Annotated[str | None, typer.Option(help="Short name of the model; fetched if it is not here.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Layers to hold, inclusive: 0-14.")] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="The tracker to join. Default: MESHNET_TRACKER, else this home's.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory to use, like 8GB, when no shard is given.")] = None,
+    name: Name = None,
+    host: Host = None,
+    port: Port = None,
+    advertise_url: Annotated[str | None, typer.Option(help="Address that others reach this node at.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 (default), bfloat16 or float16.")] = None,
+    kv_budget: Annotated[str | None, typer.Option(help="Memory for sessions' KV caches, like 512MB.")] = None,
+    delay_per_layer_ms: Annotated[
+        float | None, typer.Option(help="For development: makes the node slower by this much a layer and step.")
+    ] = None,
+    rebalance: Annotated[bool, typer.Option("--rebalance", help="Move to other layers when the tracker asks.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [node] table.")] = None,
+    foreground: Foreground = False,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Start a node: it holds some layers of one model and joins a tracker."""
+    settings = _given(
+        model=model,
+        shard=shard,
+        tracker=find_tracker(tracker, os.environ, Path.cwd()),
+        memory=memory,
+        host=host,
+        port=port,
+        advertise_url=advertise_url,
+        threads=threads or cores(),
+        dtype=dtype,
+        kv_budget=kv_budget,
+        delay_per_layer_ms=delay_per_layer_ms,
+        rebalance=rebalance or None,
+        config=config,
+    )
+    _one(DaemonSpec("node", name or _free_name(home_of(os.environ)), settings), foreground, timeout_s)
+
+
+@app.command()
+def relay(
+    name: Name = None, host: Host = None, port: Port = None, foreground: Foreground = False, timeout_s: Timeout = 30.0
+) -> None:
+    """Start a relay: nodes behind NAT are reached through it."""
+    _one(DaemonSpec("relay", name or "relay", _given(host=host, port=port)), foreground, timeout_s)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Only what was said: everything else is the daemon's own default, environment or TOML."""
+    return {key: value for key, value in settings.items() if value is not None and value != []}
+
+
+def _one(spec: DaemonSpec, foreground: bool, timeout_s: float) -> None:
+    if foreground:
+        bring_up = BringUp(home_of(os.environ), os.environ, console(), timeout_s)
+        run_in_foreground(bring_up.prepared(spec), os.environ)
+    report = _locked(timeout_s, lambda bring_up: bring_up.one(spec))
+    raise typer.Exit(_tell(home_of(os.environ), report, whole=False))
+
+
+def _locked(timeout_s: float, work: Callable[[BringUp], Report]) -> Report:
+    home, out = home_of(os.environ), console()
+
+    def on_wait() -> None:
+        out.print("Another `meshnet up` is at work in this home; waiting for it.")
+
+    with lock.held(home.up_lock, timeout_s, on_wait):
+        return work(BringUp(home, os.environ, out, timeout_s))
+
+
+def _free_name(home: Home) -> str:
+    """n1, n2, …: the first that no running daemon has, so that a node started again finds its wallet."""
+    taken = {record.name for record in processes.living(home)}
+    return next(name for name in (f"n{number}" for number in range(1, len(taken) + 2)) if name not in taken)
+
+
+def _tell(home: Home, report: Report, whole: bool) -> int:
+    """What runs where, what failed and why, what to do next. Returns the exit code."""
+    out = console()
+    for sight in report.sights:
+        if sight.phase == "ready":
+            how = "kept" if sight.name in report.kept else "started"
+            out.print(f"{visible(sight.name):<10}{sight.url:<24} {how:<8} {visible(sight.detail)}", soft_wrap=True)
+    if report.failures:
+        _tell_failures(home, report)
+        return exits.FAILED
+    if report.missing:
+        complain(f"The daemons run, but the mesh cannot answer: {report.missing}.", hint="See: meshnet coverage")
+        return exits.NO_ROUTE
+    if whole:
+        out.print(Text(f"The mesh is up. OpenAI clients: {report.tracker_url}/v1", style="bold"), soft_wrap=True)
+        out.print("Next: meshnet chat, meshnet status, meshnet console; meshnet down stops it.")
+    return exits.OK
+
+
+def _tell_failures(home: Home, report: Report) -> None:
+    for sight in report.failures:
+        log = home.log_file(sight.name)
+        what = sight.detail if sight.phase == "failed" else f"not ready in time: {sight.detail}"
+        complain(f"{sight.name} {what}. Last lines of {log}:")
+        started = report.started.get(sight.name)
+        for text in readiness.log_tail(log, started.log_offset if started else 0):
+            error_console().print(f"  {visible(text)}", soft_wrap=True)
+    running = [r.name for r in processes.living(home)]
+    hint = f"Still running: {', '.join(running)} (meshnet down stops them)." if running else "Nothing runs."
+    console().print(f"{hint} When the cause is mended, run the same command again.", soft_wrap=True)
