@@ -41,6 +41,10 @@ class TopologyEpochs:
         self._epochs[model_key] = self.epoch(model_key) + 1
         return self._epochs[model_key]
 
+    def raise_to(self, model_key: str, epoch: int) -> None:
+        """For replaying a log: the epoch is at least this."""
+        self._epochs[model_key] = max(self.epoch(model_key), epoch)
+
     def registered(self, model_key: str, wallet: str, shard: str) -> bool:
         """A wallet serves this shard now. True if that is news: it joined, or its shard changed."""
         members = self._members.setdefault(model_key, {})

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from meshnet.domain.policies.adr import choose_route
 from meshnet.domain.policies.memory import RoutingMemory
-from meshnet.domain.policies.router import Router, make_policy
+from meshnet.domain.policies.router import Router, greedy_fallback, make_policy, pinned_decision, propose
 
-__all__ = ["Router", "RoutingMemory", "choose_route", "make_policy"]
+__all__ = [
+    "Router",
+    "RoutingMemory",
+    "choose_route",
+    "greedy_fallback",
+    "make_policy",
+    "pinned_decision",
+    "propose",
+]

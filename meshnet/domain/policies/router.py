@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from meshnet.domain.candidates import Candidate, claimed_layer_s, enumerate_routes, usable_load
+from meshnet.domain.candidates import Candidate, enumerate_routes
 from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.ids import ModelKey
 from meshnet.domain.nodes import Node
@@ -71,12 +71,7 @@ class Router:
     ) -> list[Candidate]:
         """The candidates that the policy chooses from: ADR-0021's for adr, the k best for the others (by learned node
         speeds for hop). Pass a ``turn`` that rises by one per request. Empty if no route is complete."""
-        name = self.policy(policy).name
-        if name == "adr":
-            return enumerate_routes(nodes, model_key)
-        if name == "hop":
-            return k_best_routes(nodes, model_key, turn, self._hop_speed)
-        return k_best_routes(nodes, model_key, turn)
+        return propose(self.policy(policy).name, self.memory, nodes, model_key, turn)
 
     def choose(self, candidates: Sequence[Candidate], now: float, rng: Random, policy: str | None = None) -> Decision:
         return self.policy(policy).choose(candidates, now, rng)
@@ -95,10 +90,16 @@ class Router:
         """The model's topology epoch: write it into the Outcome of what is chosen now."""
         return self.memory.arms.epochs.epoch(model_key)
 
-    def _hop_speed(self, node: Node) -> tuple[float, float]:
-        hops = self.memory.hops
-        slowdown = 1.0 + hops.load_factor * usable_load(node)
-        return hops.layer_s(node.node_id, claimed_layer_s(node)) * slowdown, hops.link_s(node.node_id)
+
+def propose(
+    policy: PolicyName, memory: RoutingMemory, nodes: Sequence[Node], model_key: ModelKey, turn: int = 0
+) -> list[Candidate]:
+    """``Router.propose`` for who holds policies and memory apart."""
+    if policy == "adr":
+        return enumerate_routes(nodes, model_key)
+    if policy == "hop":
+        return k_best_routes(nodes, model_key, turn, memory.speed)
+    return k_best_routes(nodes, model_key, turn)
 
 
 def greedy_fallback(nodes: Sequence[Node], model_key: ModelKey, why: str) -> Decision:
