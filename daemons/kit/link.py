@@ -61,8 +61,8 @@ class Links:
         return link if link is not None and not link.closed.is_set() else None
 
     async def to(self, peer_id: str, url: str, timeout_s: float = CONNECT_S) -> Link:
-        """The open link to this peer, or a new one. Raises NodeFailed(code="unreachable") or EpochChanged (another
-        node answers at that url), naming the peer."""
+        """The open link to this peer, or a new one. Raises NodeFailed naming the peer: "unreachable", or
+        "epoch_changed" when another node answers at that url."""
         link = self.get(peer_id)
         if link is not None:
             return link
@@ -121,7 +121,7 @@ class Links:
                 max_msg_size=frames.MAX_MESSAGE_BYTES,
                 autoping=False,
                 compress=0,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue] (attrs class)
             )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _unreachable(peer_id, f"{url}: {error}") from None
@@ -134,7 +134,9 @@ class Links:
             await socket.send_bytes(frames.encode_control(self._hello()))
             peer = await _receive_hello(socket)
             if peer.peer_id != peer_id:
-                raise EpochChanged(f"{url} is {peer.peer_id} now, not {peer_id}.")
+                raise NodeFailed(
+                    f"{url} is {peer.peer_id} now, not {peer_id}.", node_id=peer_id, code=EpochChanged.code
+                )
             greeted = True
             return peer
         except FrameError as error:

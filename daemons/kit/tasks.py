@@ -76,5 +76,5 @@ def outcome_of(work: Callable[[], T]) -> T | Exception:
     """What ``work`` returns, or what it raised as a value: for a thread that must outlive whatever it runs."""
     try:
         return work()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (the caller reports it)
         return error

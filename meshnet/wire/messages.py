@@ -371,6 +371,14 @@ class Failed(Struct, frozen=True, kw_only=True):
     param: str | None = None
 
 
+class Progress(Struct, frozen=True):
+    """Tail to head: rows before ``position`` went all the way round. The head sends as many prefill chunks more."""
+
+    session: U64
+    attempt: Count
+    position: Count
+
+
 class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sampled token on its way from tail to head."""
 
@@ -421,7 +429,9 @@ class Finished(Struct, frozen=True, kw_only=True):
     completion_tokens: Count
 
 
-Control = Hello | Generate | Open | Opened | Close | Cancel | Probe | Probed | Failed | Tokens | Delta | Finished
+Control = (
+    Hello | Generate | Open | Opened | Close | Cancel | Probe | Probed | Failed | Tokens | Delta | Finished | Progress
+)
 
 KINDS: dict[int, type[Struct]] = {
     # Append only: a number once given keeps its meaning. 77 ("M") is the first byte of a tensor frame.
@@ -437,6 +447,7 @@ KINDS: dict[int, type[Struct]] = {
     10: Tokens,
     11: Delta,
     12: Finished,
+    13: Progress,
 }
 KIND_OF: dict[type[Struct], int] = {kind: number for number, kind in KINDS.items()}
 DECODERS: dict[int, msgspec.json.Decoder[Any]] = {n: msgspec.json.Decoder(kind) for n, kind in KINDS.items()}
