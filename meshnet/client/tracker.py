@@ -15,6 +15,7 @@ from meshnet.client.http import ANSWER, Door
 from meshnet.client.sse import ChatEvent, chat_events, read_events
 from meshnet.domain.errors import MeshnetError
 from meshnet.wire import api
+from meshnet.wire.demand import StatsResponse, UsageResponse
 from meshnet.wire.messages import (
     CoverageResponse,
     Health,
@@ -26,7 +27,7 @@ from meshnet.wire.messages import (
     RegisterRequest,
     RegisterResponse,
 )
-from meshnet.wire.reports import (
+from meshnet.wire.routing import (
     CallMessage,
     CallsResponse,
     EventMessage,
@@ -109,8 +110,24 @@ class TrackerClient:
         """What the tracker would decide now, and why; nothing is sent or changed."""
         return await self._door.ask("POST", api.EXPLAIN, ExplainResponse, request)
 
-    async def calls(self, **filters: str | int | None) -> CallsResponse:
-        """Newest first. Filters: model, mode, node, outcome, limit, before (a call_id)."""
+    async def stats(self) -> StatsResponse:
+        return await self._door.ask("GET", api.STATS, StatsResponse)
+
+    async def usage(self) -> UsageResponse:
+        return await self._door.ask("GET", api.USAGE, UsageResponse)
+
+    async def calls(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        model: str | None = None,
+        mode: str | None = None,
+        node: str | None = None,
+        outcome: str | None = None,
+    ) -> CallsResponse:
+        """The call wall, newest first; ``before`` is the last page's ``next_before``."""
+        filters = {"before": before, "model": model, "mode": mode, "node": node, "outcome": outcome, "limit": limit}
         params = {name: str(value) for name, value in filters.items() if value is not None}
         return await self._door.ask("GET", api.CALLS, CallsResponse, params=params)
 
@@ -131,10 +148,10 @@ class TrackerClient:
         return True
 
     @contextlib.asynccontextmanager
-    async def events(self, after: str | None = None) -> AsyncIterator[AsyncIterator[EventMessage]]:
+    async def events(self, after: int | None = None) -> AsyncIterator[AsyncIterator[EventMessage]]:
         """Live events, first those after the id ``after``. The iterator ends by Unreachable when the line breaks: come
         back with the last id seen."""
-        headers = {"Last-Event-ID": after} if after else None
+        headers = None if after is None else {"Last-Event-ID": str(after)}
         async with self._door.stream("GET", api.EVENTS, headers=headers) as response:
             yield self._events(response)
 

@@ -1,0 +1,98 @@
+"""``python -m daemons.tracker``: settings, identity, clocks and dice are made here and handed down."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import aiohttp
+
+from daemons.kit import config, logs
+from daemons.kit.run import Stop, run, write_run_file
+from daemons.tracker.app import Clock, Identity, Tracker, open_site
+from daemons.tracker.settings import TrackerConfig
+from meshnet.domain.errors import MeshnetError, StartError
+from meshnet.weights.places import state_root
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        settings = read_settings(sys.argv[1:] if argv is None else argv)
+    except MeshnetError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    logs.configure(settings.log_level)
+    return run(lambda stop: serve_until(stop, settings))
+
+
+def read_settings(argv: list[str]) -> TrackerConfig:
+    """Defaults < --config < MESHNET_* < flags. Raises StartError."""
+    flags = vars(_parser().parse_args(argv))
+    toml = flags.pop("config")
+    return config.load(TrackerConfig, "tracker", toml, os.environ, flags)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m daemons.tracker", description="Run a tracker.")
+    parser.add_argument("--config", type=Path, help="TOML file; its [tracker] table is read")
+    parser.add_argument("--host", help="address to listen on; loopback only until there are keys")
+    parser.add_argument("--port", type=int, help="0 asks for a free one")
+    parser.add_argument("--name", help="of the run file and the log")
+    parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR")
+    parser.add_argument("--route-policy", help="how routes are chosen: adr, hop, greedy, eps, thompson, p2c, random")
+    parser.add_argument(
+        "--route-explore-share",
+        type=float,
+        help="0..1, share of requests that scout unproven routes; lower to 0.05-0.1 once real traffic comes",
+    )
+    parser.add_argument(
+        "--route-weight-alpha", type=float, help="exploit traffic goes as tps^alpha; raise once real traffic comes"
+    )
+    parser.add_argument("--route-stats-half-life", type=float, help="seconds until a sample counts half")
+    parser.add_argument("--timeout-call", type=float, help="seconds a whole call may take")
+    parser.add_argument("--spare-wait", type=float, help="seconds a broken call waits for another node to appear")
+    return parser
+
+
+async def serve_until(stop: Stop, settings: TrackerConfig) -> None:
+    root = state_root(os.environ)
+    identity = Identity(tracker_id_of(root / "trackers" / f"{settings.name}.id"), secrets.token_hex(8))
+    rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
+    async with aiohttp.ClientSession(trust_env=False) as http:
+        tracker = Tracker(settings, identity, http, Clock(time.monotonic, time.time), rng)
+        site = await open_site(tracker, settings.host, settings.port)
+        run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
+        print(f"tracker {settings.name} listens on {site.url}", flush=True)
+        try:
+            await stop.wait()
+        finally:
+            await tracker.stop()
+            await site.close()
+            await tracker.close()
+            with contextlib.suppress(FileNotFoundError):
+                run_file.unlink()
+
+
+def tracker_id_of(path: Path) -> str:
+    """This tracker's id: drawn once, kept in ``path``. Raises StartError naming the file that cannot be used."""
+    try:
+        if path.exists() and (text := path.read_text("ascii").strip()):
+            return text
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = secrets.token_hex(8)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(drawn)
+        temporary.replace(path)
+        return drawn
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"Cannot use {path}: {error}.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

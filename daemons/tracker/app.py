@@ -1,0 +1,267 @@
+"""The tracker put together: its parts, its routes, its loops, its life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import aiohttp
+from aiohttp import web
+
+import meshnet
+from daemons.kit.tasks import Tasks, every
+from daemons.kit.web import Site, json_response, make_app, serve
+from daemons.tracker import respond, views
+from daemons.tracker.attempts import Attempts
+from daemons.tracker.calls import CallWall
+from daemons.tracker.chat import ChatService
+from daemons.tracker.events import EventLog
+from daemons.tracker.feed import feed
+from daemons.tracker.fleet import Change, Fleet
+from daemons.tracker.metrics import CONTENT_TYPE, Metrics
+from daemons.tracker.planner import Planner
+from daemons.tracker.settings import TrackerConfig
+from meshnet.domain.errors import InvalidRequest, Overloaded
+from meshnet.domain.ids import CallId, NodeId
+from meshnet.wire import api
+from meshnet.wire.decode import decode_json
+from meshnet.wire.messages import Health, HeartbeatRequest, HeartbeatResponse, Hello, RegisterRequest, RegisterResponse
+from meshnet.wire.openai import parse_chat_request
+from meshnet.wire.routing import ExplainRequest
+
+REAP_S = 1.0
+"""How often leases are looked at: a silent death is known at most this much late."""
+FORGET_S = 3600.0
+DEFAULT_PAGE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """``now``: monotonic seconds, for every age and deadline. ``wall``: Unix seconds, for display."""
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``tracker_id`` outlives restarts, ``boot`` does not."""
+
+    tracker_id: str
+    boot: str
+
+    def hello(self) -> Hello:
+        return Hello(
+            peer_id=f"tracker.{self.tracker_id}", role="tracker", boot=self.boot, wire_version=api.WIRE_VERSION
+        )
+
+
+class Tracker:
+    """All parts of one tracker; ``http`` dials the links and is closed by its owner."""
+
+    def __init__(
+        self, config: TrackerConfig, identity: Identity, http: aiohttp.ClientSession, clock: Clock, rng: Random
+    ) -> None:
+        self.identity = identity
+        self.clock = clock
+        self.started = int(clock.wall())
+        self.fleet = Fleet(clock.now)
+        self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning)
+        self.events = EventLog(clock.wall)
+        self.wall = CallWall(clock.now, config.max_calls_kept, self._names)
+        self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
+        self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now)
+        self.chat = ChatService(
+            self.fleet,
+            self.planner,
+            self.attempts,
+            self.wall,
+            self.events,
+            self.metrics,
+            config.deadlines(),
+            rng,
+            clock.now,
+            clock.wall,
+            self._on_demand,
+        )
+        self.fleet.listen(self._on_change)
+        self._tasks = Tasks("tracker")
+
+    def start(self) -> None:
+        """Begin the loops: leases end, old statistics are forgotten."""
+        self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
+        self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
+
+    def _names(self) -> dict[NodeId, str]:
+        return {node.node_id: node.name for node in self.fleet.nodes()}
+
+    async def _reap(self) -> None:
+        self.fleet.tick()
+
+    async def _forget(self) -> None:
+        self.planner.tick()
+
+    def _on_demand(self, model_key: str, call_id: CallId) -> None:
+        self.metrics.demand(model_key)
+
+    def _on_change(self, change: Change) -> None:
+        node = change.node
+        self.events.add(
+            f"node.{change.kind}",
+            problem=change.kind == "left",
+            node_id=node.node_id,
+            model_key=node.model_key,
+            text=f"{node.name} ({node.shard}): {change.reason}",
+            data={"name": node.name, "shard": str(node.shard), "state": node.state, "epoch": node.epoch},
+        )
+
+    async def stop(self) -> None:
+        """Calls end with an error, event feeds end, loops end."""
+        await self.chat.stop()
+        self.events.close()
+        await self._tasks.close()
+
+    async def close(self) -> None:
+        """After the last response is out."""
+        await self.attempts.close()
+
+
+class Handlers:
+    """HTTP to one service function and back."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(api.NODES, self.register),
+            web.get(api.NODES, self.nodes, allow_head=False),
+            web.post(api.HEARTBEAT, self.heartbeat),
+            web.delete(api.NODE, self.leave),
+            web.get(api.MODELS, self.models, allow_head=False),
+            web.get(api.MODEL, self.model, allow_head=False),
+            web.get(api.COVERAGE, self.coverage, allow_head=False),
+            web.get(api.ROUTING, self.routing, allow_head=False),
+            web.post(api.EXPLAIN, self.explain),
+            web.get(api.CALLS, self.calls, allow_head=False),
+            web.get(api.CALL, self.call, allow_head=False),
+            web.get(api.EVENTS, self.follow, allow_head=False),
+            web.post(api.CHAT, self.chat),
+            web.get(api.HEALTH, self.health),
+            web.get(api.HEALTH_ALIAS, self.health),
+            web.get(api.READY, self.ready),
+            web.get(api.METRICS, self.metrics, allow_head=False),
+        ]
+
+    async def register(self, request: web.Request) -> web.Response:
+        lease = self._tracker.fleet.register(decode_json(await _control_body(request), RegisterRequest))
+        identity = self._tracker.identity
+        return json_response(
+            RegisterResponse(
+                node_id=lease.node.node_id,
+                epoch=lease.node.epoch,
+                heartbeat_interval_s=self._tracker.fleet.heartbeat_s,
+                tracker_id=identity.tracker_id,
+                tracker_boot=identity.boot,
+            ),
+            status=201,
+        )
+
+    async def heartbeat(self, request: web.Request) -> web.Response:
+        beat = decode_json(await _control_body(request), HeartbeatRequest)
+        lease = self._tracker.fleet.heartbeat(request.match_info["node_id"], beat)
+        return json_response(HeartbeatResponse(epoch=lease.node.epoch))
+
+    async def leave(self, request: web.Request) -> web.Response:
+        epoch = _int_query(request, "epoch")
+        self._tracker.fleet.leave(request.match_info["node_id"], epoch)
+        return web.Response(status=204)
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        tracker = self._tracker
+        return json_response(views.nodes(tracker.fleet, tracker.planner, tracker.clock.now()))
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response(views.models(self._tracker.fleet, self._tracker.started))
+
+    async def model(self, request: web.Request) -> web.Response:
+        return json_response(views.model(self._tracker.fleet, request.match_info["model_key"], self._tracker.started))
+
+    async def coverage(self, request: web.Request) -> web.Response:
+        return json_response(views.coverage(self._tracker.fleet, request.query.get("model")))
+
+    async def routing(self, request: web.Request) -> web.Response:
+        tracker = self._tracker
+        return json_response(views.routing(tracker.fleet, tracker.planner, request.query.get("model")))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        tracker = self._tracker
+        wanted = decode_json(await _control_body(request), ExplainRequest)
+        views.model(tracker.fleet, wanted.model, tracker.started)
+        plan = tracker.planner.explain(wanted.model, pin=wanted.route, policy=wanted.route_policy)
+        return json_response(views.explain(tracker.fleet, tracker.planner, wanted.model, plan, wanted.route_policy))
+
+    async def calls(self, request: web.Request) -> web.Response:
+        query = request.query
+        limit = _int_query(request, "limit")
+        page = self._tracker.wall.page(
+            DEFAULT_PAGE if limit is None else limit,
+            before=_int_query(request, "before"),
+            model=query.get("model"),
+            mode=query.get("mode"),
+            node=query.get("node"),
+            outcome=query.get("outcome"),
+        )
+        return json_response(page)
+
+    async def call(self, request: web.Request) -> web.Response:
+        return json_response(self._tracker.wall.get(request.match_info["call_id"]))
+
+    async def follow(self, request: web.Request) -> web.StreamResponse:
+        return await feed(request, self._tracker.events)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        chat = parse_chat_request(await request.read())
+        if chat.stream:
+            return await respond.stream(request, self._tracker.chat, chat)
+        return await respond.whole(self._tracker.chat, chat)
+
+    async def health(self, request: web.Request) -> web.Response:
+        return json_response(Health("ok", meshnet.__version__))
+
+    async def ready(self, request: web.Request) -> web.Response:
+        fleet = self._tracker.fleet
+        if not views.ready_models(fleet):
+            waiting = ", ".join(fleet.model_keys()) or "no node has registered"
+            raise Overloaded(f"No model is fully covered by ready nodes yet ({waiting}).", code="not_ready")
+        return json_response(Health("ready", meshnet.__version__))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._tracker.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def open_site(tracker: Tracker, host: str, port: int) -> Site:
+    """Serve. Raises StartError when the address cannot be bound."""
+    site = await serve(make_app(Handlers(tracker).routes(), api.MAX_CHAT_BODY_BYTES), host, port)
+    tracker.start()
+    return site
+
+
+async def _control_body(request: web.Request) -> bytes:
+    body = await request.read()
+    if len(body) > api.MAX_CONTROL_BODY_BYTES:
+        raise InvalidRequest(
+            f"The body has {len(body)} bytes; at most {api.MAX_CONTROL_BODY_BYTES} are taken here.",
+            code="body_too_large",
+        )
+    return body
+
+
+def _int_query(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InvalidRequest(f"{name} is {text!r}; it must be a whole number.", param=name)
+    return int(text)

@@ -1,0 +1,323 @@
+"""One chat from the parsed request to its last token: demand, plan, attempt, and another attempt when a node breaks.
+
+Knows routes, heads and the call's tokens; neither HTTP nor SSE (respond.py has those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal
+
+from daemons.kit.tasks import Tasks
+from daemons.tracker.attempts import Attempts, Ended
+from daemons.tracker.calls import Call, CallWall, Try
+from daemons.tracker.events import EventLog
+from daemons.tracker.fleet import Change, Fleet
+from daemons.tracker.metrics import Metrics
+from daemons.tracker.planner import Plan, Planner
+from daemons.tracker.settings import Deadlines
+from meshnet.domain.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    MeshnetError,
+    NodeFailed,
+    NoRoute,
+    NotFound,
+    Overloaded,
+)
+from meshnet.domain.ids import CallId, NodeId
+from meshnet.domain.routing import Outcome, OutcomeStatus
+from meshnet.wire.messages import Finished, Generate, HopMessage
+from meshnet.wire.openai import ChatRequest
+
+log = logging.getLogger(__name__)
+
+MAX_REROUTES = 3
+"""Further attempts after the first. Each replays the prompt: a mesh this sick is better told to the client."""
+STOPPING = "This tracker is stopping; ask again in a moment."
+
+
+class ChatService:
+    """Runs calls. ``on_demand(model_key, call_id)`` hears of every request for a known model, served or not."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        planner: Planner,
+        attempts: Attempts,
+        wall: CallWall,
+        events: EventLog,
+        metrics: Metrics,
+        deadlines: Deadlines,
+        rng: Random,
+        now: Callable[[], float],
+        now_wall: Callable[[], float],
+        on_demand: Callable[[str, CallId], None] = lambda model_key, call_id: None,
+    ) -> None:
+        self._fleet = fleet
+        self._planner = planner
+        self._attempts = attempts
+        self.wall = wall
+        self._events = events
+        self._metrics = metrics
+        self.deadlines = deadlines
+        self._rng = rng
+        self.now = now
+        self._now_wall = now_wall
+        self._on_demand = on_demand
+        self._tasks = Tasks("calls")
+        self._topology = asyncio.Event()
+        self._stopping = False
+        fleet.listen(self._on_change)
+
+    @contextlib.asynccontextmanager
+    async def call(self, request: ChatRequest) -> AsyncIterator[Call]:
+        """A running call; read its ``outbox`` until the end. Leaving the block early cancels it on every node.
+        Raises what makes the request impossible at once: NotFound for the model, Overloaded while stopping."""
+        call = self._open(request)
+        task = self._tasks.start(self._run(call), call.call_id)
+        try:
+            yield call
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,), timeout=1.0)
+
+    def _open(self, request: ChatRequest) -> Call:
+        if self._stopping:
+            raise Overloaded(STOPPING, code="shutting_down", retry_after_s=5.0)
+        if request.model not in self._fleet.model_keys():
+            raise _no_such_model(request.model, self._fleet)
+        call_id = CallId(f"call-{secrets.token_hex(12)}")
+        self._on_demand(request.model, call_id)
+        if not request.seed_given:
+            sampling = replace(request.generation.sampling, seed=self._rng.getrandbits(63))
+            request = replace(request, generation=replace(request.generation, sampling=sampling))
+        call = Call(self.wall.next_seq(), call_id, request, secrets.randbits(63), self._now_wall(), self.now())
+        self.wall.opened(call)
+        self._tell(call, "call.accepted")
+        return call
+
+    async def _run(self, call: Call) -> None:
+        try:
+            call.finished = await self._generate(call)
+            self._end(call, "ok", None)
+        except MeshnetError as error:
+            self._end(call, "cancelled" if error.code == "slow_client" else "failed", error)
+        except asyncio.CancelledError:
+            stopping = Overloaded(STOPPING, code="shutting_down", retry_after_s=5.0) if self._stopping else None
+            self._end(call, "failed" if stopping else "cancelled", stopping)
+            raise
+        finally:
+            if call.outcome == "running":  # a fault of ours; the task's owner logs it
+                self._end(call, "failed", MeshnetError("The tracker failed on this call.", code="internal_error"))
+
+    async def _generate(self, call: Call) -> Finished:
+        """Attempts until one finishes. Raises the error that the client is to see."""
+        avoid: set[tuple[NodeId, int]] = set()
+        broken: Ended | None = None
+        while True:
+            plan = await self._plan(call, avoid, broken)
+            ended = await self._attempt(call, plan)
+            if ended.finished is not None:
+                return ended.finished
+            self._give_up(call, ended)
+            broken = ended
+            avoid.add(_lease_of(plan, ended.culprit))
+            self._tell(
+                call,
+                "call.rerouted",
+                ended.message,
+                problem=True,
+                node_id=ended.culprit or "",
+                data={"code": ended.code, "attempt": len(call.tries), "tokens": len(call.produced)},
+            )
+
+    async def _plan(self, call: Call, avoid: set[tuple[NodeId, int]], broken: Ended | None) -> Plan:
+        """A plan, waiting for a node to appear when a broken call has no route left."""
+        request = call.request
+        give_up_at = self.now() + (self.deadlines.spare_wait_s if broken and broken.kind == "failed" else 0.0)
+        while True:
+            topology = self._topology
+            try:
+                return self._planner.plan(request.model, pin=request.pin, policy=request.route_policy, avoid=avoid)
+            except NoRoute as error:
+                left_s = give_up_at - self.now()
+                if left_s <= 0:
+                    raise _without_route(error, broken) from None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(topology.wait(), left_s)
+
+    async def _attempt(self, call: Call, plan: Plan) -> Ended:
+        decision, ended = plan.decision, None
+        attempt = Try(len(call.tries) + 1, plan, self.now())
+        call.tries.append(attempt)
+        data = {"mode": decision.mode, "signature": decision.signature, "attempt": attempt.number}
+        self._tell(call, "call.routed", decision.why, data=data)
+        with self._planner.reserve(plan):
+            try:
+                ended = await self._attempts.run(
+                    decision.route.head,
+                    self._generate_message(call, attempt),
+                    self._first_token_s(call, plan),
+                    lambda delta: self._on_delta(call, delta),
+                )
+            finally:
+                attempt.ended, attempt.cancelled = ended, ended is None
+                attempt.ended_at = self.now()
+                self._planner.observe(_outcome_of(call, attempt))
+        log.info(
+            "attempt ended call=%s attempt=%d kind=%s code=%s culprit=%s tokens=%d",
+            call.call_id,
+            attempt.number,
+            ended.kind,
+            ended.code or "-",
+            ended.culprit or "-",
+            attempt.tokens,
+        )
+        return ended
+
+    def _on_delta(self, call: Call, delta: Any) -> bool:
+        first = call.first_at is None
+        taken = call.add(delta, self.now())
+        if first and call.first_at is not None:
+            ttft_s = call.first_at - call.arrived_at
+            self._metrics.first_token(ttft_s)
+            data = {"ttft_s": round(ttft_s, 6), "prompt_tokens": len(call.prompt_ids or ())}
+            self._tell(call, "call.first_token", data=data)
+        return taken
+
+    def _generate_message(self, call: Call, attempt: Try) -> Generate:
+        route = attempt.plan.decision.route
+        left_s = max(0.001, call.arrived_at + self.deadlines.call_s - self.now())
+        return Generate(
+            session=call.session,
+            attempt=attempt.number,
+            call_id=call.call_id,
+            model_key=route.model_key,
+            revision=route.revision,
+            dtype=route.dtype,  # type: ignore[arg-type]  # registration let no other in
+            hops=tuple(HopMessage(h.node_id, h.url, h.start_layer, h.end_layer, h.epoch) for h in route.hops),
+            request=call.request.generation,
+            deadline_s=left_s,
+            prompt_ids=call.prompt_ids,
+            produced_ids=tuple(call.produced),
+            chars_sent=call.chars_sent,
+        )
+
+    def _first_token_s(self, call: Call, plan: Plan) -> float:
+        """Prompt rows go hop by hop, so the route's seconds per prompt token are the sum of its hops'."""
+        leases = [self._fleet.get(node_id) for node_id in plan.decision.route.node_ids]
+        speeds = [lease.prefill_tps if lease is not None else 0.0 for lease in leases]
+        whole = 1.0 / sum(1.0 / speed for speed in speeds) if speeds and all(s > 0 for s in speeds) else 0.0
+        if call.prompt_ids is not None:
+            tokens = float(len(call.prompt_ids) + len(call.produced))
+        else:
+            characters = sum(len(message.content) for message in call.request.generation.messages)
+            tokens = characters / self.deadlines.chars_per_token
+        return self.deadlines.first_token(tokens, whole)
+
+    def _give_up(self, call: Call, ended: Ended) -> None:
+        """Raises, unless another attempt may help."""
+        match ended.kind:
+            case "client":
+                raise InvalidRequest(ended.message, code=ended.code, param=ended.param or _param_of(ended.code))
+            case "deadline":
+                raise DeadlineExceeded(ended.message)
+            case "gone":
+                raise Overloaded(ended.message, code=ended.code)
+        if call.request.pin or len(call.tries) > MAX_REROUTES:
+            raise _failure(ended, "the route is pinned" if call.request.pin else f"{len(call.tries)} routes were tried")
+
+    def _end(self, call: Call, outcome: Literal["ok", "failed", "cancelled"], error: MeshnetError | None) -> None:
+        call.end(outcome, self.now(), error)
+        message = self.wall.closed(call)
+        self._metrics.ended(message)
+        kind = {"ok": "call.finished", "failed": "call.failed"}.get(outcome, "call.cancelled")
+        data = {
+            "mode": message.mode,
+            "signature": message.signature,
+            "prompt_tokens": message.prompt_tokens,
+            "completion_tokens": message.completion_tokens,
+            "duration_s": message.duration_s,
+            "tps": message.tps,
+            "attempts": len(message.attempts),
+            "code": message.error_code,
+        }
+        self._tell(call, kind, message.error_message or "", problem=outcome == "failed", data=data)
+        call.outbox.close(call.finished or error or Overloaded("The call was cancelled.", code="cancelled"))
+
+    def _tell(self, call: Call, kind: str, text: str = "", **fields: Any) -> None:
+        self._events.add(kind, call_id=call.call_id, model_key=call.request.model, text=text, **fields)
+
+    def _on_change(self, change: Change) -> None:
+        # Each waiter waits on its own event: set once, replaced.
+        self._topology.set()
+        self._topology = asyncio.Event()
+
+    async def stop(self) -> None:
+        """New calls are refused, running ones end with an error that says why."""
+        self._stopping = True
+        await self._tasks.close()
+
+
+def _lease_of(plan: Plan, culprit: NodeId | None) -> tuple[NodeId, int]:
+    hops = plan.decision.route.hops
+    hop = next((hop for hop in hops if hop.node_id == culprit), hops[0])
+    return hop.node_id, hop.epoch
+
+
+def _outcome_of(call: Call, attempt: Try) -> Outcome:
+    """What routing learns of it. A client's cancel and a refusal are no sample; the rest of a broken answer neither."""
+    plan, ended, route = attempt.plan, attempt.ended, attempt.plan.decision.route
+    status: OutcomeStatus = "cancelled"
+    culprit = None
+    if ended is not None and ended.kind == "finished":
+        status = "ok" if attempt.number == 1 else "rerouted"
+    elif ended is not None and ended.kind == "failed":
+        status = "failed"
+        culprit = ended.culprit if ended.culprit in route.node_ids else None
+    return Outcome(
+        model_key=route.model_key,
+        route=route,
+        signature=plan.decision.signature,
+        epoch=plan.epoch,
+        status=status,
+        started_at=attempt.started_at,
+        first_token_at=attempt.first_at,
+        finished_at=attempt.last_at if status == "ok" and attempt.last_at else attempt.ended_at or attempt.started_at,
+        completion_tokens=attempt.tokens,
+        prompt_tokens=len(call.prompt_ids or ()),
+        hop_timings=attempt.hop_timings,
+        loads=plan.loads,
+        failed_node=culprit,
+    )
+
+
+def _failure(ended: Ended, because: str) -> MeshnetError:
+    text = ended.message.rstrip(".")
+    if ended.kind == "refused" and ended.code != "epoch_changed":
+        return Overloaded(f"{text} ({ended.culprit}); {because}.", code=ended.code)
+    return NodeFailed(
+        f"{text} (node {ended.culprit}, {ended.code}); {because}.", node_id=ended.culprit, code=ended.code
+    )
+
+
+def _without_route(error: NoRoute, broken: Ended | None) -> MeshnetError:
+    """What the client hears when no route is left: at first the gap, later what broke as well."""
+    return error if broken is None else _failure(broken, f"no other route is left: {error.message.rstrip('.')}")
+
+
+def _param_of(code: str) -> str | None:
+    return "messages" if code in ("context_length_exceeded", "chat_template") else None
+
+
+def _no_such_model(model: str, fleet: Fleet) -> NotFound:
+    known = ", ".join(fleet.model_keys()) or "none yet; start a node with: meshnet up"
+    return NotFound(f"The model {model!r} does not exist here. Models: {known}.", code="model_not_found", param="model")

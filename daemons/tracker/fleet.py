@@ -1,0 +1,242 @@
+"""Leases: which nodes are here, what they claim and when they were last heard. The only place that changes them.
+
+Knows nothing of calls and routes. Ages are monotonic, so a wall clock that jumps ends and revives nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound
+from meshnet.domain.ids import ModelKey, NodeId, Revision, Wallet, make_node_id, wallet_of
+from meshnet.domain.nodes import (
+    HEARTBEAT_INTERVAL_S,
+    OUT_AFTER_MISSED,
+    SUSPECT_AFTER_MISSED,
+    HardwareProfile,
+    Node,
+)
+from meshnet.domain.shards import Shard
+from meshnet.wire.messages import HeartbeatRequest, RegisterRequest
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 1.0
+"""A heartbeat counts as missed this long after it was due: nodes jitter, and loops of a busy box come late."""
+MAX_LEASES = 10_000
+"""Nodes of one tracker. A lease is about 3 KiB; beyond this somebody registers for fun."""
+
+REMEMBER_S = 600.0
+"""A model whose last node left stays known this long: asked for, it has no route; it is not unknown."""
+
+ChangeKind = Literal["joined", "left", "changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One live registration: the node as routing sees it, and what it claimed and last reported in full."""
+
+    node: Node
+    claim: RegisterRequest
+    beat: HeartbeatRequest | None = None
+
+    @property
+    def prefill_tps(self) -> float:
+        said = self.beat.prefill_tokens_per_sec if self.beat is not None else None
+        return said if said is not None else self.claim.prefill_tokens_per_sec
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A lease began, ended, or another shard, weights or state came with it. ``topology`` is true when routes changed:
+    a join, a leave or another shard; not a re-registration of the same."""
+
+    kind: ChangeKind
+    node: Node
+    reason: str
+    topology: bool = True
+
+
+class Fleet:
+    """All leases, at most one per wallet."""
+
+    def __init__(self, now: Callable[[], float], heartbeat_s: float = HEARTBEAT_INTERVAL_S) -> None:
+        self._now = now
+        self.heartbeat_s = heartbeat_s
+        self._leases: dict[NodeId, Lease] = {}
+        self._by_wallet: dict[Wallet, NodeId] = {}
+        self._epochs: dict[Wallet, int] = {}
+        self._departed: dict[ModelKey, Node] = {}
+        """Of each model the node that left last, its ``heard_at`` being the time it left."""
+        self._listeners: list[Callable[[Change], None]] = []
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """``listener`` is called after each change, in order, and must not wait or raise."""
+        self._listeners.append(listener)
+
+    def register(self, claim: RegisterRequest) -> Lease:
+        """A new lease, replacing the wallet's former one. Raises InvalidRequest naming the field that is not true."""
+        _check_claim(claim)
+        wallet = Wallet(claim.wallet)
+        if wallet not in self._by_wallet and len(self._leases) >= MAX_LEASES:
+            raise InvalidRequest(f"This tracker keeps {MAX_LEASES} nodes and takes no more.", code="too_many_nodes")
+        self._epochs[wallet] = self._epochs.get(wallet, 0) + 1
+        lease = Lease(_node_of(claim, self._epochs[wallet], self._now()), claim)
+        before = self._leases.pop(self._by_wallet[wallet], None) if wallet in self._by_wallet else None
+        self._leases[lease.node.node_id] = lease
+        self._by_wallet[wallet] = lease.node.node_id
+        self._tell_registered(before, lease)
+        return lease
+
+    def _tell_registered(self, before: Lease | None, lease: Lease) -> None:
+        node = lease.node
+        if before is None:
+            self._tell(Change("joined", node, "registered"))
+        elif _place(before.node) != _place(node):
+            self._departed[before.node.model_key] = replace(before.node, heard_at=self._now())
+            self._tell(Change("left", before.node, f"moved to {node.node_id} of {node.model_key}"))
+            self._tell(Change("joined", node, f"moved from {before.node.node_id}"))
+        else:
+            reason = "restarted" if before.claim.boot != lease.claim.boot else "registered again"
+            self._tell(Change("changed", node, reason, topology=False))
+
+    def heartbeat(self, node_id: str, beat: HeartbeatRequest) -> Lease:
+        """Raises NotFound(code="unknown_lease") or EpochChanged: either way the node registers again."""
+        lease = self._leases.get(NodeId(node_id))
+        if lease is None:
+            raise NotFound(f"{node_id} has no lease here; register again.", code="unknown_lease")
+        if beat.epoch != lease.node.epoch:
+            raise EpochChanged(f"{node_id} has a lease of epoch {lease.node.epoch}, not {beat.epoch}.")
+        benchmark = beat.benchmark_tokens_per_sec
+        node = replace(
+            lease.node,
+            state=beat.state,
+            queue_depth=beat.queue_depth,
+            sessions=beat.in_flight,
+            kv_free_bytes=beat.kv_free_bytes,
+            benchmark_tokens_per_sec=lease.node.benchmark_tokens_per_sec if benchmark is None else benchmark,
+            heard_at=self._now(),
+        )
+        self._leases[node.node_id] = updated = Lease(node, lease.claim, _keep_measures(lease.beat, beat))
+        if node.state != lease.node.state:
+            self._tell(Change("changed", node, f"{lease.node.state} -> {node.state}", topology=False))
+        return updated
+
+    def leave(self, node_id: str, epoch: int | None = None) -> None:
+        """Ends the lease; of another epoch it is another process's lease and stays. Raises NotFound."""
+        lease = self._leases.get(NodeId(node_id))
+        if lease is None or (epoch is not None and lease.node.epoch != epoch):
+            raise NotFound(f"{node_id} has no such lease here.", code="unknown_lease")
+        self._end(lease, "left")
+
+    def tick(self) -> list[Node]:
+        """End the leases that missed OUT_AFTER_MISSED heartbeats; returns their nodes."""
+        out = [lease for lease in self._leases.values() if self.missed(lease.node) >= OUT_AFTER_MISSED]
+        for lease in out:
+            self._end(lease, f"silent for {self._now() - lease.node.heard_at:.0f} s")
+        return [lease.node for lease in out]
+
+    def _end(self, lease: Lease, reason: str) -> None:
+        del self._leases[lease.node.node_id]
+        del self._by_wallet[lease.node.wallet]
+        self._departed[lease.node.model_key] = replace(lease.node, heard_at=self._now())
+        self._tell(Change("left", lease.node, reason))
+
+    def missed(self, node: Node) -> int:
+        """Heartbeats in a row that did not come."""
+        late_s = self._now() - node.heard_at - GRACE_S
+        return max(0, int(late_s // self.heartbeat_s))
+
+    def is_suspect(self, node: Node) -> bool:
+        return self.missed(node) >= SUSPECT_AFTER_MISSED
+
+    def leases(self) -> list[Lease]:
+        """All live leases, by node_id."""
+        return [self._leases[node_id] for node_id in sorted(self._leases)]
+
+    def nodes(self, model_key: str | None = None) -> list[Node]:
+        return [lease.node for lease in self._leases.values() if model_key is None or lease.node.model_key == model_key]
+
+    def get(self, node_id: str) -> Lease | None:
+        return self._leases.get(NodeId(node_id))
+
+    def model_keys(self) -> list[ModelKey]:
+        """Models that are here, or were within REMEMBER_S."""
+        known = {key for key, node in self._departed.items() if self._now() - node.heard_at <= REMEMBER_S}
+        return sorted(known | {lease.node.model_key for lease in self._leases.values()})
+
+    def last_seen(self, model_key: str) -> Node | None:
+        """The node of this model that left last."""
+        return self._departed.get(ModelKey(model_key))
+
+    def _tell(self, change: Change) -> None:
+        node = change.node
+        log.info(
+            "node %s node=%s name=%s model=%s shard=%s epoch=%d state=%s reason=%s",
+            change.kind,
+            node.node_id,
+            node.name,
+            node.model_key,
+            node.shard,
+            node.epoch,
+            node.state,
+            change.reason,
+        )
+        for listener in self._listeners:
+            listener(change)
+
+
+def _check_claim(claim: RegisterRequest) -> None:
+    wallet = wallet_of(bytes.fromhex(claim.public_key))
+    if claim.wallet != wallet:
+        raise InvalidRequest(f"wallet is {claim.wallet}, but that public_key's is {wallet}.", param="wallet")
+    if not claim.shard_start <= claim.shard_end < claim.n_layers:
+        raise InvalidRequest(
+            f"Layers {claim.shard_start}-{claim.shard_end} are no shard of a model of {claim.n_layers} layers.",
+            param="shard_end",
+        )
+
+
+def _node_of(claim: RegisterRequest, epoch: int, now: float) -> Node:
+    shard = Shard(claim.shard_start, claim.shard_end)
+    wallet = Wallet(claim.wallet)
+    return Node(
+        node_id=make_node_id(wallet, shard),
+        wallet=wallet,
+        url=claim.url.rstrip("/"),
+        model_key=ModelKey(claim.model_key),
+        revision=Revision(claim.revision),
+        n_layers=claim.n_layers,
+        shard=shard,
+        dtype=claim.dtype,
+        hidden_size=claim.hidden_size,
+        context_length=claim.context_length,
+        epoch=epoch,
+        state=claim.state,
+        name=claim.name,
+        benchmark_tokens_per_sec=claim.benchmark_tokens_per_sec,
+        kv_free_bytes=claim.kv_budget_bytes,
+        kv_budget_bytes=claim.kv_budget_bytes,
+        hardware=msgspec.convert(claim.hardware, HardwareProfile, from_attributes=True),
+        joined_at=now,
+        heard_at=now,
+    )
+
+
+def _keep_measures(before: HeartbeatRequest | None, beat: HeartbeatRequest) -> HeartbeatRequest:
+    """A heartbeat says a measured speed once; it holds until the next one says another."""
+    if before is None:
+        return beat
+    names = ("benchmark_tokens_per_sec", "benchmark_batch8_tokens_per_sec", "prefill_tokens_per_sec")
+    kept = {name: getattr(before, name) for name in names if getattr(beat, name) is None}
+    return msgspec.structs.replace(beat, **kept)
+
+
+def _place(node: Node) -> tuple[NodeId, ModelKey, Revision, int, str]:
+    """What makes a route through a node another one."""
+    return node.node_id, node.model_key, node.revision, node.n_layers, node.dtype

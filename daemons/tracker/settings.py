@@ -1,0 +1,123 @@
+"""How a tracker is set: defaults < TOML [tracker] < MESHNET_* < flags, and the one table of deadlines of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshnet.domain.errors import StartError
+from meshnet.domain.routing import RoutingConfig
+from meshnet.wire import api
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerConfig:
+    """Raises StartError naming the setting and its range."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback anybody could join or ask: refused while there are no keys."""
+    port: int = api.DEFAULT_TRACKER_PORT
+    """0 asks for a free one."""
+    name: str = "tracker"
+    """Of the run file and the log."""
+    log_level: str = "INFO"
+    route_policy: str = "adr"
+    """How routes are chosen when the request does not say."""
+    route_explore_share: float = 0.3
+    """Share of requests that scout unproven routes. Lower to 0.05-0.1 once real traffic comes."""
+    route_weight_alpha: float = 1.0
+    """Exploit traffic goes as tps^alpha. Raise once real traffic comes."""
+    route_stats_half_life: float = 600.0
+    """Seconds until a sample counts half. Lower follows changes faster and re-scouts more."""
+    route_min_sample_tokens: int = 8
+    """Shorter completions teach nothing: their time is mostly the first token's."""
+    route_learning: bool = True
+    """Off: ADR-0013's greedy selection serves every request (mode greedy-fallback)."""
+    route_rng: int | None = None
+    """Seed of the dice that choose routes and draw seeds; for tests and replays."""
+    timeout_connect: float = 2.0
+    timeout_first_token: float = 15.0
+    timeout_between_tokens: float = 2.0
+    timeout_call: float = 600.0
+    timeout_write: float = 30.0
+    """Seconds; the table of Deadlines says what each is for."""
+    spare_wait: float = 3.0
+    """Seconds a broken call waits for a node to appear when no route is left. Raising it delays clear errors."""
+    max_calls_kept: int = 1000
+    """Calls on the call wall. 2 KiB each."""
+
+    def __post_init__(self) -> None:
+        _within("port", self.port, 0, 65535)
+        for name in ("timeout_connect", "timeout_first_token", "timeout_between_tokens", "timeout_call"):
+            _within(name, getattr(self, name), 0.05, 86_400)
+        _within("timeout_write", self.timeout_write, 0.05, 3600)
+        _within("spare_wait", self.spare_wait, 0, 600)
+        _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
+        if self.host not in LOOPBACK:
+            raise StartError(
+                f"Listening on {self.host} would let anybody join and ask, and this version has no keys yet: "
+                "use --host 127.0.0.1 and reach it through SSH."
+            )
+
+    def routing(self) -> RoutingConfig:
+        return RoutingConfig(
+            explore_share=self.route_explore_share,
+            weight_alpha=self.route_weight_alpha,
+            stats_half_life_s=self.route_stats_half_life,
+            min_sample_tokens=self.route_min_sample_tokens,
+            policy=self.route_policy,  # type: ignore[arg-type]  # RoutingConfig refuses what is none
+        )
+
+    def deadlines(self) -> Deadlines:
+        return Deadlines(
+            connect_s=self.timeout_connect,
+            first_token_s=self.timeout_first_token,
+            between_tokens_s=self.timeout_between_tokens,
+            call_s=self.timeout_call,
+            write_s=self.timeout_write,
+            spare_wait_s=self.spare_wait,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Every wait of a call, in seconds. The head watches its own ring more closely and names the culprit; these are the
+    tracker's, for a head that is silent itself."""
+
+    connect_s: float = 2.0
+    """TCP, upgrade and HELLO of a link to a head. A far host answers in 0.3 s."""
+    first_token_s: float = 15.0
+    """From GENERATE to the first text, beside the prompt's own time (``prefill_slack`` x tokens / measured speed)."""
+    between_tokens_s: float = 2.0
+    """Floor of max(floor, 8 x the slowest step so far). Raising it delays the discovery of a head that froze."""
+    probe_s: float = 0.5
+    """A head asked where a silent call is answers within this, or is the culprit."""
+    call_s: float = 600.0
+    """The whole call, all attempts."""
+    write_s: float = 30.0
+    """A client that takes no byte for this long is gone."""
+    spare_wait_s: float = 3.0
+    """How long a call that lost its route waits for another to appear."""
+    headers_s: float = 0.7
+    """A stream's headers go out after this at the latest; an error before it still has a status of its own."""
+    keepalive_s: float = 5.0
+    """Between comment lines while nothing else is sent: below the 10-60 s after which clients and proxies give up."""
+    prefill_slack: float = 3.0
+    """The prompt may take this many times what the route's nodes measured of themselves."""
+    unknown_prefill_tps: float = 20.0
+    """Prompt tokens/s assumed of a route that did not say."""
+    chars_per_token: float = field(default=3.0)
+    """To guess a prompt's length before the head counted it; text has 3-5 characters a token."""
+
+    def first_token(self, prompt_tokens: float, prefill_tps: float) -> float:
+        speed = prefill_tps if prefill_tps > 0 else self.unknown_prefill_tps
+        return self.first_token_s + self.prefill_slack * prompt_tokens / speed
+
+    def between_tokens(self, slowest_step_s: float) -> float:
+        return max(self.between_tokens_s, 8.0 * slowest_step_s)
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise StartError(f"{name} is {value!r}; it must be from {low:g} to {high:g}.", param=name)
