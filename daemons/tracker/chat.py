@@ -155,21 +155,21 @@ class ChatService:
                 await asyncio.wait_for(topology.wait(), left_s)
 
     async def _attempt(self, call: Call, plan: Plan) -> Ended:
-        decision, ended = plan.decision, None
+        decision = plan.decision
         attempt = Try(len(call.tries) + 1, plan, self.now())
         call.tries.append(attempt)
         data = {"mode": decision.mode, "signature": decision.signature, "attempt": attempt.number}
         self._tell(call, "call.routed", decision.why, data=data)
         with self._planner.reserve(plan):
             try:
-                ended = await self._attempts.run(
+                attempt.ended = ended = await self._attempts.run(
                     decision.route.head,
                     self._generate_message(call, attempt),
                     self._first_token_s(call, plan),
                     lambda delta: self._on_delta(call, delta),
                 )
             finally:
-                attempt.ended, attempt.cancelled = ended, ended is None
+                attempt.cancelled = attempt.ended is None
                 attempt.ended_at = self.now()
                 self._planner.observe(_outcome_of(call, attempt))
         log.info(

@@ -27,9 +27,12 @@ MAX_STOP_CHARS = 512
 """Text is held back while it may be a stop string's beginning: long ones would make a stream jerk."""
 MAX_TOP_LOGPROBS = 20
 """OpenAI's own bound."""
+MAX_TOKENS = 1 << 24
+"""Larger limits mean no limit; the head cuts to what the context has left."""
 MAX_PIN_HOPS = 64
 
-Number = float | int
+Number = float
+"""JSON numbers: msgspec reads whole ones into floats too."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -175,7 +178,8 @@ def _max_tokens(body: _Body) -> int | None:
             f"max_tokens is {old} and max_completion_tokens is {new}; give one of them.",
             param="max_completion_tokens",
         )
-    return new if new is not None else old
+    wanted = new if new is not None else old
+    return None if wanted is None else min(wanted, MAX_TOKENS)
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
