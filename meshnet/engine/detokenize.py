@@ -44,11 +44,11 @@ class AnswerStream:
         return self._unsent(self._take(token_id))
 
     def flush(self) -> str:
-        """Text held back for a stop string; an unfinished character is dropped."""
-        text, self._held = self._held, ""
-        if self.finish_reason is None:
-            tail = self._piece(force=False) or ""
-            text += tail
+        """Text held back for a stop string, and whole characters before an unfinished one, which is dropped."""
+        text = ""
+        if self.finish_reason is None and len(self._window) > self._context:
+            text = self._until_stop((self._piece(force=True) or "").rstrip(_UNFINISHED))
+        text, self._held = text + self._held, ""
         return self._unsent(text)
 
     def _unsent(self, text: str) -> str:

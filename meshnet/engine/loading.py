@@ -48,7 +48,7 @@ def read_file(path: Path, opener: Opener = open_bytes) -> dict[str, Tensor]:
                     raise WeightsError(f"{path}: tensor {entry.name} has dtype {entry.dtype}, which torch cannot read.")
                 raw = torch.empty(entry.size_bytes, dtype=torch.uint8)
                 stream.seek(entry.offset)
-                _read_into(stream, memoryview(raw.numpy()), path, entry.name)
+                _read_into(stream, raw.numpy().data, path, entry.name)
                 found[entry.name] = raw.view(_DTYPES[entry.dtype]).view(entry.shape)
     except OSError as error:
         raise WeightsError(f"Cannot read {path}: {error.strerror}.") from error
@@ -74,7 +74,7 @@ def load_files(
         dtype=dtype,
         device_map={"": device},
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(model),
+        weight_mapping=get_model_conversion_mapping(model),  # type: ignore[arg-type]
     )
     for path in paths:
         info, _ = convert_and_load_state_dict_in_model(model, dict(read_file(path, opener)), config)

@@ -15,7 +15,7 @@ _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 def to_rows(tensor: Tensor) -> Rows:
     """(rows, hidden) -> Rows over the same memory (a CPU tensor that is contiguous), little-endian."""
     flat = tensor.detach().to("cpu").contiguous()
-    data = memoryview(flat.reshape(-1).view(torch.uint8).numpy())
+    data = flat.reshape(-1).view(torch.uint8).numpy().data
     return Rows(_NAMES[flat.dtype], (flat.shape[0], flat.shape[1]), data)
 
 

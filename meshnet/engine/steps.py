@@ -48,14 +48,8 @@ class PackedEngine:
         self._loaded = loaded
         self._pool = KvPool(kv_budget_bytes)
         self._sessions: dict[SessionKey, Session] = {}
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._loaded.facts
-
-    @property
-    def shard(self) -> Shard:
-        return self._loaded.shard
+        self.facts: ModelFacts = loaded.facts
+        self.shard: Shard = loaded.shard
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
         self._require_range(plan.start_layer, plan.end_layer)

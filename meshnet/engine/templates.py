@@ -30,6 +30,8 @@ START_TIMEOUT_S = 30.0
 """Start of the child (interpreter and jinja2, about 0.2 s) on a machine that is busy."""
 MAX_OUTPUT_CHARS = 16_000_000
 """Longer than any context a model has, at four characters a token."""
+_COMPLAINT_CHARS = 1000
+"""What a template says of a refusal goes to the client; it may have put the whole conversation into it."""
 _CHILD_MEMORY_BYTES = 2 << 30
 """Address space of the child where the system can limit it."""
 
@@ -144,23 +146,35 @@ def _render(template: Any, messages: list[dict[str, str]]) -> str:
 
 def serve() -> None:
     """The child: the first line brings the template, every other one messages; one JSON line answers each."""
+    from jinja2.exceptions import TemplateError
+
+    # What a template's own mistakes raise. Anything else ends the child, which the parent reports and replaces.
+    mistakes = (
+        TemplateError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        MemoryError,
+        RuntimeError,
+    )
     _limit_memory()
-    # Whatever the template or jinja2 raises is this request's answer, in one line and without a traceback.
-    expected = (Exception,)
-    template, broken = None, ""
+    template: Any = None
+    broken = "no template"
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if template is None and not broken and "template" in request:
+            if "template" in request:
                 template = _compile(request)
-                answer = {"ready": True}
+                answer: dict[str, Any] = {"ready": True}
             elif template is None:
                 answer = {"error": broken}
             else:
                 answer = {"text": _render(template, request["messages"])}
-        except expected as error:
-            answer = {"error": str(error)[:1000] or type(error).__name__}
-            broken = broken or (answer["error"] if template is None else "")
+        except mistakes as error:
+            answer = {"error": str(error)[:_COMPLAINT_CHARS] or type(error).__name__}
+            broken = answer["error"] if template is None else broken
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -28,7 +28,7 @@ _LEAST_ELEMENTS = 1 << 16
 def choose_layouts(modules: Iterable[nn.Module], clock: Callable[[], float] = time.perf_counter) -> None:
     """Store the weights of every nn.Linear on the CPU the way its shape runs fastest for one row."""
     chosen: dict[tuple[int, ...], bool] = {}
-    done: dict[int, nn.Parameter] = {}
+    done: set[int] = set()
     for module in modules:
         for linear in module.modules():
             if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
@@ -41,7 +41,7 @@ def choose_layouts(modules: Iterable[nn.Module], clock: Callable[[], float] = ti
                 chosen[shape] = _is_faster_transposed(weight.data, clock)
             if chosen[shape]:
                 linear.weight = nn.Parameter(weight.data.t().contiguous().t(), requires_grad=False)
-            done[id(linear.weight)] = linear.weight
+            done.add(id(linear.weight))
 
 
 @torch.inference_mode()
