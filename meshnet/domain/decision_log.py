@@ -8,7 +8,7 @@ policy takes the logged route than the logging one did (self-normalized inverse 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshnet.domain.candidates import Candidate

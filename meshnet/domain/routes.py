@@ -19,7 +19,8 @@ from meshnet.domain.shards import format_layers
 MAX_HOPS = 64
 """A route is walked once per token: beyond this the trips alone take seconds, and frames would grow without bound."""
 
-_SIGNATURE_HOP = re.compile(r"(.+?)\[(\d{1,4})-(\d{1,4})\](?: -> |$)")
+# An id may hold anything but what looks like a hop's range.
+_SIGNATURE_HOP = re.compile(r"((?:(?!\[\d{1,4}-\d{1,4}\]).)+)\[(\d{1,4})-(\d{1,4})\](?: -> |\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
