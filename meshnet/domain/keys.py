@@ -20,8 +20,8 @@ Scope = Literal["chat", "read", "admin", "join"]
 Profile = Literal["local", "lan", "exposed"]
 """local: loopback, no keys. lan: join token and API keys. exposed: the same, TLS, a join allow-list, rate limits."""
 Need = Literal["public", "models", "chat", "read", "admin", "join", "lease", "link", "forward", "peer"]
-"""What a route asks of its caller. models: what any OpenAI client must see. join: a signed registration. lease: a signed
-request of the node that holds the lease. link: a data link, where tickets decide. peer: another tracker."""
+"""What a route asks of its caller. models: what any OpenAI client must see. join: a signed registration. lease: a
+signed request of the node that holds the lease. link: a data link, where tickets decide. peer: another tracker."""
 
 SECRET_BYTES = 32
 """256 bits: cannot be guessed, and lets a plain hash be enough."""
@@ -128,7 +128,7 @@ def demand(profile: Profile, need: Need) -> Demand:
 
 
 def check_key(wanted: Demand, key: KeyRecord | None) -> None:
-    """Raises Forbidden: code "unauthorized" (401) without a live key, "wrong_scope" (403) with one that is not enough."""
+    """Raises Forbidden: code "unauthorized" (401) without a live key, "wrong_scope" (403) with a lesser one."""
     if not wanted.scopes:
         return
     if key is None:

@@ -1,7 +1,7 @@
 """Tickets: what a tracker lets others do, and the rules by which a node or a relay checks one.
 
 A **route ticket** names the hops of one attempt of one call; a node serves only what its ticket says, from the peer it
-names. A **link ticket** lets one peer open a link to one node, through a relay or not. Signing is ``wire/tickets.py``'s.
+names. A **link ticket** lets one peer open a link to one node, through a relay or not. ``wire/tickets.py`` signs.
 Times are Unix seconds: two machines must agree on them, within CLOCK_SKEW_S.
 """
 
