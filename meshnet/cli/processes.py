@@ -7,6 +7,7 @@ belong to anybody.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,8 @@ TERM_PATIENCE_S = 8.0
 """From SIGTERM to SIGKILL: a daemon promises to stop within 5 s; 3 s more for a busy machine."""
 KILL_PATIENCE_S = 5.0
 """How long the system may take to bury a killed process (a big one has memory to give back)."""
+LOOK_EVERY_S = 0.02
+"""How late an end is noticed; a look is one read of /proc per process."""
 START_TOLERANCE_S = 1.0
 """Start times are derived from boot time, which moves when the clock is set; a reused pid is far younger."""
 
@@ -67,14 +70,13 @@ def _stop_together(home: Home, records: Iterable[RunFile], patience_s: float) ->
     families = {process.pid: _children(process) for process in processes}
     for process in processes:
         _signal(process.terminate)
-    _, stubborn = psutil.wait_procs(processes, timeout=patience_s)
+    stubborn = _wait(processes, patience_s)
     for process in stubborn:
         _signal(process.kill)
-    orphans = [child for family in families.values() for child in family if child.is_running()]
+    orphans = [child for family in families.values() for child in family if _is_alive(child)]
     for child in orphans:
         _signal(child.kill)
-    _, survivors = psutil.wait_procs([*stubborn, *orphans], timeout=KILL_PATIENCE_S)
-    alive = {process.pid for process in survivors if _is_alive(process)}
+    alive = {process.pid for process in _wait([*stubborn, *orphans], KILL_PATIENCE_S)}
     killed = {process.pid for process in stubborn}
     results = []
     for record, process in found:
@@ -118,6 +120,16 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 def _signal(send: Callable[[], None]) -> None:
     with contextlib.suppress(psutil.Error):
         send()
+
+
+def _wait(processes: Sequence[psutil.Process], patience_s: float) -> list[psutil.Process]:
+    """Wait for their ends; returns those that still live. A zombie has ended: in a container nobody may bury it."""
+    deadline = time.monotonic() + patience_s
+    left = [process for process in processes if _is_alive(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+        left = [process for process in left if _is_alive(process)]
+    return left
 
 
 def _is_alive(process: psutil.Process) -> bool:
