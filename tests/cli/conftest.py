@@ -63,6 +63,7 @@ class Machine:
             cwd=self.root / "here",
             capture_output=True,
             text=True,
+            errors="backslashreplace",
             timeout=60,
         )
 
