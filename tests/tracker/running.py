@@ -1,0 +1,96 @@
+"""A whole tracker in this process, on a free port, with heads that answer by script."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import aiohttp
+
+from daemons.tracker.app import Clock, Identity, Tracker, open_site
+from daemons.tracker.settings import TrackerConfig
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.ids import wallet_of
+from meshnet.wire.messages import RegisterRequest
+from tests.tracker.fake_head import FakeHead
+
+MODEL = "smollm2-135m"
+REVISION = "ab" * 16
+QUICK: dict[str, Any] = {
+    # What a test waits for must be short; what it must not reach, long.
+    "timeout_first_token": 20.0,
+    "timeout_between_tokens": 20.0,
+    "spare_wait": 0.2,
+    "route_rng": 7,
+}
+
+
+def public_key(number: int) -> str:
+    return hashlib.sha256(f"key {number}".encode()).hexdigest()
+
+
+def claim(number: int, start: int, end: int, url: str = "http://127.0.0.1:9", **fields: Any) -> RegisterRequest:
+    """The registration of node ``number``."""
+    key = public_key(number)
+    values: dict[str, Any] = {
+        "wallet": wallet_of(bytes.fromhex(key)),
+        "public_key": key,
+        "name": f"n{number}",
+        "url": url,
+        "model_key": MODEL,
+        "revision": REVISION,
+        "n_layers": 30,
+        "shard_start": start,
+        "shard_end": end,
+        "hidden_size": 576,
+        "context_length": 8192,
+        "boot": "boot-of-fake",
+        "benchmark_tokens_per_sec": 10.0,
+    }
+    return RegisterRequest(**{**values, **fields})
+
+
+def node_id_of(number: int, start: int, end: int) -> str:
+    return f"{wallet_of(bytes.fromhex(public_key(number)))}.{start}-{end}"
+
+
+class Running:
+    """A tracker that serves, its typed client, and its url."""
+
+    def __init__(self, tracker: Tracker, url: str, client: TrackerClient, stack: contextlib.AsyncExitStack) -> None:
+        self.tracker, self.url, self.client, self._stack = tracker, url, client, stack
+
+    async def head(self, number: int, start: int = 0, end: int = 29, **fields: Any) -> FakeHead:
+        """A live head, registered as ready."""
+        head = await self._stack.enter_async_context(FakeHead(node_id_of(number, start, end)))
+        await self.client.register(claim(number, start, end, head.url, **fields))
+        return head
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self.tracker.planner.in_flight(node.node_id) for node in self.tracker.fleet.nodes())
+
+
+@contextlib.asynccontextmanager
+async def run_tracker(**settings: Any) -> AsyncIterator[Running]:
+    async with contextlib.AsyncExitStack() as stack:
+        links = await stack.enter_async_context(aiohttp.ClientSession())
+        http = await stack.enter_async_context(open_http())
+        config = TrackerConfig(**{**QUICK, **settings})
+        clock = Clock(time.monotonic, time.time)
+        tracker = Tracker(config, Identity("trackerid", "trackerboot"), links, clock, Random(config.route_rng))
+        site = await open_site(tracker, "127.0.0.1", 0)
+        stack.push_async_callback(tracker.close)
+        stack.push_async_callback(site.close)
+        stack.push_async_callback(tracker.stop)
+        yield Running(tracker, site.url, TrackerClient(http, site.url), stack)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, **fields}
