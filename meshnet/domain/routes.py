@@ -103,17 +103,21 @@ def select_route(nodes: Sequence[Node], model_key: ModelKey) -> Route:
     """
     groups = routable_groups(nodes, model_key)
     if not groups:
-        raise NoRoute(f"No live node holds any layer of {model_key}. Start one with: meshnet up node --model {model_key}")
+        raise NoRoute(
+            f"No live node holds any layer of {model_key}. Start one with: meshnet up node --model {model_key}"
+        )
     for group in groups:
         hops = _complete([], 0, group)
         if hops is not None:
             return make_route(group, hops)
     gap = uncovered_layers(groups[0])
-    raise NoRoute(f"No route for {model_key}: layers {format_layers(gap)} of {groups[0][0].n_layers} are held by no live node.")
+    n_layers = groups[0][0].n_layers
+    raise NoRoute(f"No route for {model_key}: layers {format_layers(gap)} of {n_layers} are held by no live node.")
 
 
 def routable_groups(nodes: Sequence[Node], model_key: ModelKey) -> list[list[Node]]:
-    """Ready nodes of the model, grouped by (revision, dtype, n_layers): only like nodes may share a route. Largest first."""
+    """Ready nodes of the model, grouped by (revision, dtype, n_layers): only like nodes may share a route. Largest
+    first."""
     groups: dict[tuple[str, str, int], list[Node]] = {}
     for node in nodes:
         if node.model_key == model_key and node.state == "ready":
@@ -185,7 +189,9 @@ def _pin_hops(chosen: Sequence[Node]) -> list[Hop]:
     n_layers = chosen[0].n_layers
     for node in chosen:
         if start >= n_layers:
-            raise BadPin(f"Node {node.node_id} of the pinned route has nothing left to run: all {n_layers} layers are done.")
+            raise BadPin(
+                f"Node {node.node_id} of the pinned route has nothing left to run: all {n_layers} layers are done."
+            )
         if start not in node.shard:
             raise BadPin(f"The pinned route has a gap: layer {start} comes next, but {node.node_id} does not hold it.")
         hops.append(Hop(node.node_id, node.url, start, node.shard.end, node.epoch))

@@ -6,6 +6,7 @@ back changes nothing by itself: ages are never negative, so no mass can grow.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from meshnet.domain.ids import ModelKey
@@ -179,7 +180,7 @@ class RouteStatsStore:
         match outcome.status:
             case "ok":
                 return self._observe_success(outcome)
-            case "failed":
+            case "failed" if math.isfinite(outcome.finished_at):
                 arm = self._arm(outcome.model_key, outcome.signature, outcome.finished_at)
                 arm.failures += 1
                 arm.success.add(0.0, 1.0, outcome.finished_at, self._half_life_s)
@@ -188,7 +189,8 @@ class RouteStatsStore:
     def record(self, model_key: str, signature: str, tokens: int, seconds: float, now: float, epoch: int) -> bool:
         """One speed sample; refused (False) if shorter than min_sample_tokens or not made of positive finite numbers.
         ``epoch`` is the model's when the route was chosen: a late sample of an older epoch proves nothing anew."""
-        if not (is_positive_number(tokens) and is_positive_number(seconds) and is_positive_number(tokens / seconds)):
+        is_speed = is_positive_number(tokens) and is_positive_number(seconds) and is_positive_number(tokens / seconds)
+        if not (is_speed and math.isfinite(now)):
             self.dropped += 1
             return False
         if tokens < self._min_sample_tokens:
@@ -201,7 +203,7 @@ class RouteStatsStore:
         self, model_key: str, signature: str, value: float, mass: float, timestamp: float, epoch: int = 0
     ) -> bool:
         """Add another store's (value, mass, timestamp) of an arm, decayed to the later stamp. False: no numbers."""
-        if not (is_positive_number(value) and is_positive_number(mass)):
+        if not (is_positive_number(value) and is_positive_number(mass) and math.isfinite(timestamp)):
             self.dropped += 1
             return False
         arm = self._arm(model_key, signature, timestamp)
@@ -242,7 +244,7 @@ class RouteStatsStore:
 
     def _observe_success(self, outcome: Outcome) -> bool:
         tokens, now = outcome.completion_tokens, outcome.finished_at
-        if is_positive_number(tokens):
+        if is_positive_number(tokens) and math.isfinite(now):
             self._arm(outcome.model_key, outcome.signature, now).success.add(1.0, 1.0, now, self._half_life_s)
         if not self.record(outcome.model_key, outcome.signature, tokens, outcome.duration_s, now, outcome.epoch):
             return False
