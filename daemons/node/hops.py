@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from meshnet.wire.frames import Hidden, SessionRows
 from meshnet.wire.messages import Cancel, Close, Failed, Open, Opened, Probe, Probed, Progress, Token, Tokens
 
 log = logging.getLogger(__name__)
+
+RATE_S = 60.0
+"""Over which the observed decode rate is taken."""
 
 
 class Head(Protocol):
@@ -54,6 +57,8 @@ class Hops:
         self._now = now
         self.dropped_rows = 0
         """Rows of sessions that are unknown here or belong to another peer."""
+        self._decoded: deque[tuple[float, int]] = deque()
+        """(when, decode rows) of the steps of the last minute."""
 
     # ---- opening
 
@@ -156,11 +161,22 @@ class Hops:
                 rows[lane].append((self._row_of(session, part), part.result.rows))
             else:
                 self._answer_head(session, part, tokens)
+        self._count_decoded(now, computed)
         for (link, start, end, bulk), parts in rows.items():
             for message in frames.cut(start, end, parts):
                 self._post(link, message, bulk=bulk)
         for link, items in tokens.items():
             self._post(link, Tokens(tuple(items)))
+
+    def _count_decoded(self, now: float, computed: Sequence[Computed]) -> None:
+        self._decoded.append((now, sum(1 for part in computed if part.item.sample)))
+        while self._decoded[0][0] < now - RATE_S:
+            self._decoded.popleft()
+
+    def decode_rate(self) -> float:
+        """Tokens/s that passed here over the last RATE_S; 0 when idle."""
+        since = self._now() - RATE_S
+        return sum(rows for at, rows in self._decoded if at >= since) / RATE_S
 
     def _row_of(self, session: Session, part: Computed) -> SessionRows:
         item = part.item

@@ -129,8 +129,11 @@ class EngineSpeed:
 class ShardEngine(Protocol):
     """A loaded shard. Its hidden rows are ``facts.dtype`` and ``facts.hidden_size`` wide."""
 
-    facts: ModelFacts
-    shard: Shard
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def shard(self) -> Shard: ...
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
         """Reserve KV and make the session. Raises Overloaded (no KV left) or InvalidRequest (range outside the shard)."""

@@ -1,0 +1,71 @@
+"""The development setting ``delay_per_layer_ms``: an engine that is slower by so much a layer and step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from meshnet.domain.engine import (
+    EngineSpeed,
+    KvUse,
+    ModelFacts,
+    Rows,
+    SessionKey,
+    SessionPlan,
+    ShardEngine,
+    StepItem,
+    StepResult,
+)
+from meshnet.domain.shards import Shard
+
+
+class SlowedEngine:
+    """Fulfils ShardEngine by another one. The delay counts as computing, and in what it measures of itself."""
+
+    def __init__(
+        self, inner: ShardEngine, delay_per_layer_s: float, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._inner = inner
+        self._delay_s = delay_per_layer_s
+        self._sleep = sleep
+        self._layers: dict[SessionKey, int] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._inner.facts
+
+    @property
+    def shard(self) -> Shard:
+        return self._inner.shard
+
+    def open(self, key: SessionKey, plan: SessionPlan) -> None:
+        self._inner.open(key, plan)
+        self._layers[key] = plan.end_layer - plan.start_layer + 1
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        results = self._inner.step(items)
+        self._sleep(self._delay_s * max(self._layers.get(item.key, 0) for item in items))
+        return results
+
+    def close(self, key: SessionKey) -> None:
+        self._layers.pop(key, None)
+        self._inner.close(key)
+
+    def forward(self, rows: Rows | Sequence[int], start_layer: int, end_layer: int) -> Rows:
+        return self._inner.forward(rows, start_layer, end_layer)
+
+    def kv_use(self) -> KvUse:
+        return self._inner.kv_use()
+
+    def kv_bytes_per_token(self, start_layer: int, end_layer: int) -> int:
+        return self._inner.kv_bytes_per_token(start_layer, end_layer)
+
+    def measure(self) -> EngineSpeed:
+        speed = self._inner.measure()
+        step_s = self._delay_s * len(self.shard)
+        return replace(
+            speed,
+            decode_tps=1 / (1 / speed.decode_tps + step_s),
+            decode_batch8_tps=8 / (8 / speed.decode_batch8_tps + step_s),
+        )
