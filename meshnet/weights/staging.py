@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ FreeBytes = Callable[[Path], int]
 
 SPARE_BYTES = 64 << 20
 """Left free on the disk: a full disk stops more than meshnet."""
+
+LOCK_POLL_S = 0.2
+"""Between two tries for a lock another pull holds: pulls take seconds to hours."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -40,11 +44,12 @@ def require_space(root: Path, needed_bytes: int, what: str, free: FreeBytes) -> 
 
 
 @contextlib.contextmanager
-def pull_lock(store: Store, model_key: str) -> Iterator[None]:
-    """Held while a model is pulled; the system drops it when the process dies. Raises Conflict if another holds it."""
+def pull_lock(store: Store, model_key: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Held while a model is pulled; the system drops it when the process dies. Raises Conflict if another still holds
+    it after ``wait_s``."""
     store.root.mkdir(parents=True, exist_ok=True)
     file = store.root / f".{model_key}.lock"
-    descriptor = _acquire(file, model_key)
+    descriptor = _acquire(file, model_key, time.monotonic() + wait_s)
     try:
         yield
     finally:
@@ -103,17 +108,30 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _acquire(file: Path, model_key: str) -> int:
+def _acquire(file: Path, model_key: str, deadline: float) -> int:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(descriptor):
             os.close(descriptor)
-            raise Conflict(f"Another pull of {model_key} is running. Wait for it, or stop it first.") from None
-        try:
-            if os.fstat(descriptor).st_ino == file.stat().st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
+            if time.monotonic() >= deadline:
+                raise Conflict(f"Another pull of {model_key} is running. Wait for it, or stop it first.")
+            time.sleep(LOCK_POLL_S)
+            continue
+        if _is_same_file(descriptor, file):
+            return descriptor
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same_file(descriptor: int, file: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == file.stat().st_ino
+    except FileNotFoundError:
+        return False

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,20 @@ def test_a_small_disk_is_refused_with_both_numbers(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=f"{1001 + SPARE_BYTES} bytes needed, {1000 + SPARE_BYTES} free") as caught:
         require_space(tmp_path, 1001, "tiny", lambda folder: 1000 + SPARE_BYTES)
     assert caught.value.code == "disk_full"
+
+
+def test_a_pull_may_wait_for_another_to_end(store: Store) -> None:
+    with contextlib.ExitStack() as first:
+        first.enter_context(pull_lock(store, "tiny"))
+        held = threading.Event()
+
+        def wait() -> None:
+            with pull_lock(store, "tiny", wait_s=30.0):
+                held.set()
+
+        second = threading.Thread(target=wait, name="second pull")
+        second.start()
+        assert not held.is_set()
+        first.close()
+        second.join(30.0)
+        assert held.is_set()

