@@ -108,3 +108,34 @@ def ruler(title: str, width: int, tail: str = "") -> Line:
     end = f" {tail} ──" if tail else ""
     fill = "─" * max(0, width - cell_len(head) - cell_len(end))
     return cut(((head, "title"), (fill, "dim"), (end, "dim")), width)
+
+
+def wrap(parts: Line, width: int, indent: int = 3) -> list[Line]:
+    """``parts`` over as many lines as it needs, broken at blanks; following lines are indented."""
+    if width_of(parts) <= width or width <= indent + 8:
+        return [cut(parts, width)]
+    lines: list[Line] = []
+    now: list[Span] = []
+    used = 0
+    for word, tone in _words(parts):
+        wide = cell_len(word.rstrip())
+        if now and used + wide > width:
+            lines.append(tuple(now))
+            now, used = [(" " * indent, "")], indent
+            word = word.lstrip()
+        now.append((word, tone))
+        used += cell_len(word)
+    return [cut(parts, width) for parts in [*lines, tuple(now)]]
+
+
+def _words(parts: Line) -> list[Span]:
+    """Each word with the blanks after it."""
+    found: list[Span] = []
+    for text, tone in parts:
+        start = 0
+        for i in range(1, len(text)):
+            if text[i] != " " and text[i - 1] == " ":
+                found.append((text[start:i], tone))
+                start = i
+        found.append((text[start:], tone))
+    return found

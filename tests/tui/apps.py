@@ -1,0 +1,29 @@
+"""Consoles for tests: canned source, standing clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshnet.wire.routing import EventMessage
+from meshnet.wire.status import Snapshot
+from tests.tui import canned
+from tui.app import ConsoleApp
+from tui.settings import Settings
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(
+    snapshot: Snapshot | None = None, events: Sequence[EventMessage] | None = None, clock: Clock | None = None, **settings: object
+) -> ConsoleApp:  # fmt: skip
+    source = canned.CannedSource(snapshot or canned.mesh(), canned.mesh_events() if events is None else events)
+    chosen = {"theme": "meshnet", "ascii": False, "tracker": source.url} | settings
+    return ConsoleApp(source, Settings(**chosen), clock=clock or Clock(1000.0), wall=Clock(canned.NOON))  # type: ignore[arg-type]
