@@ -125,11 +125,12 @@ async def serve_until(stop: Stop, settings: NodeSettings) -> None:
         node.tasks.start(announcer.run(), "announce")
         loading = node.tasks.start(_load(node, plan, progress, announcer), "load", quiet=True)
         stopping = node.tasks.start(stop.wait(), "stop")
-        await _first_of(loading, stopping)
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             await loading  # Raises what loading raised.
-        log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
-        await stop.wait()
+            log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
+        await stopping
+        await announcer.leave()
         await node.drain()
 
 
@@ -158,7 +159,6 @@ async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, 
         http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
         client = await stack.enter_async_context(open_http())
         node = Node(Identity(plan.holding()), http)
-        stack.push_async_callback(node.close)
         announcers: list[Announcer] = []
 
         def status() -> NodeStatus:
@@ -167,6 +167,7 @@ async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, 
 
         site = await serve(node_app(node, settings.name, status), settings.host, _port(settings))
         stack.push_async_callback(site.close)
+        stack.push_async_callback(node.close)  # Before the site: links end first.
         url = settings.advertise_url or site.url
         advertised = Advertised(
             settings.name, url, host.hardware_profile(plan.folder), settings.kv_budget_bytes(), progress.total
@@ -175,7 +176,7 @@ async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, 
         tracker = TrackerClient(client, settings.tracker)
         announcers.append(Announcer(node, tracker, plan.wallet, advertised, lambda: progress.done, rng))
         stack.push_async_callback(announcers[0].leave)
-        run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, url)
+        run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)
         stack.callback(run_file.unlink, missing_ok=True)
         yield node, site, announcers[0]
 
@@ -223,10 +224,6 @@ def make_engine(plan: Plan, progress: Progress) -> tuple[ShardEngine, TextCodec 
     return engine, codec
 
 
-async def _first_of(*waits: asyncio.Task[None]) -> None:
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-
-
 def _port(settings: NodeSettings) -> int:
     if settings.port is not None:
         return settings.port
@@ -236,19 +233,9 @@ def _port(settings: NodeSettings) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m daemons.node", description="Holds layers of one model.")
     parser.add_argument("--config", type=Path, help="TOML file with a [node] table")
-    for name in (
-        "model",
-        "shard",
-        "tracker",
-        "name",
-        "host",
-        "advertise-url",
-        "dtype",
-        "kv-budget",
-        "memory",
-        "log-level",
-    ):
-        parser.add_argument(f"--{name}")
+    for name in NodeSettings.__dataclass_fields__:
+        if name not in ("port", "threads", "delay_per_layer_ms", "rebalance"):
+            parser.add_argument(f"--{name.replace('_', '-')}")
     parser.add_argument("--port", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--delay-per-layer-ms", type=float, help="for development: makes the node slower")

@@ -79,6 +79,7 @@ class Announcer:
         self._interval_s = 5.0
         self._failures = 0
         self.registered = False
+        self._left = False
 
     def measured(self, speed: EngineSpeed) -> None:
         """The shard is loaded and this fast."""
@@ -98,6 +99,8 @@ class Announcer:
 
     async def tick(self) -> None:
         """One heartbeat, or one try to register."""
+        if self._left:
+            return
         try:
             if self.registered:
                 await self._beat()
@@ -118,6 +121,7 @@ class Announcer:
 
     async def leave(self) -> None:
         """Give the lease back, if the tracker answers."""
+        self._left = True
         if not self.registered:
             return
         self.registered = False

@@ -1,4 +1,4 @@
-"""Who is to blame for a silent session: a pure reading of what the hops answered to PROBE (docs/design.md section 4)."""
+"""Who is to blame for a silent session: a pure reading of the hops' answers to PROBE (docs/design.md section 4)."""
 
 from __future__ import annotations
 

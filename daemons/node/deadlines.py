@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. Lowering one finds failures sooner and blames slow nodes for being slow; raising one makes clients wait."""
+    """Seconds. A lower one finds failures sooner and blames slow nodes for slowness; a higher one makes clients wait."""
 
     connect_s: float = 2.0
     """TCP, upgrade and HELLO to another hop."""

@@ -94,9 +94,11 @@ class Node:
     async def drain(self) -> None:
         """Take nothing new and let what is nearly done finish, for ``drain_s``; then give the rest up, saying why."""
         self.identity.draining = True
-        give_up_at = self.now() + self.deadlines.drain_s
-        while len(self.sessions) and self.now() < give_up_at:
-            await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(self.deadlines.drain_s):
+                await self.sessions.none_left.wait()
+        except TimeoutError:
+            log.info("stopping with sessions open sessions=%d", len(self.sessions))
         self.driver.stop_all("shutting_down")
         error = NodeFailed(f"{self.identity.node_id} stops.", node_id=self.identity.node_id, code="shutting_down")
         for session in self.sessions:

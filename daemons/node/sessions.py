@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class Sessions:
     def __init__(self) -> None:
         self._all: dict[SessionKey, Session] = {}
         self._cancelled: OrderedDict[SessionKey, str] = OrderedDict()
+        self.none_left = asyncio.Event()
+        self.none_left.set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -111,9 +114,13 @@ class Sessions:
         if len(self._all) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are open here already.")
         self._all[session.key] = session
+        self.none_left.clear()
 
     def remove(self, key: SessionKey) -> Session | None:
-        return self._all.pop(key, None)
+        session = self._all.pop(key, None)
+        if not self._all:
+            self.none_left.set()
+        return session
 
     def remember_cancelled(self, key: SessionKey, head_id: str) -> None:
         """A cancel that came before its OPEN, from this head."""

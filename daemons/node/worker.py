@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-JOIN_S = 2.0
+JOIN_S = 1.0
 """How long a stop waits for the step in progress; the process ends within 5 s anyway."""
 
 
