@@ -19,7 +19,10 @@ async def shoot(out: Path, name: str, size: tuple[int, int], keys: list[str], sn
         await pilot.pause()
         svg = out / f"{name}.svg"
         svg.write_text(app.export_screenshot(title=""))
-    subprocess.run(["rsvg-convert", "-o", str(svg.with_suffix(".png")), str(svg)], check=True)
+    # rsvg drops leading no-break spaces; with preserved plain ones the picture is what a browser shows.
+    text = svg.read_text().replace("&#160;", " ").replace("<text ", '<text xml:space="preserve" ')
+    svg.with_suffix(".view.svg").write_text(text)
+    subprocess.run(["rsvg-convert", "-o", str(svg.with_suffix(".png")), str(svg.with_suffix(".view.svg"))], check=True)
 
 
 async def main(out: Path, only: list[str]) -> None:

@@ -66,7 +66,7 @@ def tabs(active: str, width: int, problems: Sequence[Problem]) -> Line:
             count = sum(problem.view == name and problem.weight >= 50 for problem in problems)
             mark = "!" if count else ""
             text = f" {i + 1} {title[:room]}{mark} " if room else f" {i + 1}{mark}"
-            parts.append((text, "key" if name == active else "bad" if mark else "dim"))
+            parts.append((text, "tab" if name == active else "bad" if mark else "dim"))
         if width_of(tuple(parts)) <= width:
             return tuple(parts)
     return cut(tuple(parts), width)

@@ -11,11 +11,11 @@ from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
 
-Tone = Literal["", "dim", "strong", "good", "warn", "bad", "accent", "title", "key"]
+Tone = Literal["", "dim", "strong", "good", "warn", "bad", "accent", "title", "key", "tab"]
 Span = tuple[str, Tone]
 Line = tuple[Span, ...]
 
-TONES: tuple[Tone, ...] = ("dim", "strong", "good", "warn", "bad", "accent", "title", "key")
+TONES: tuple[Tone, ...] = ("dim", "strong", "good", "warn", "bad", "accent", "title", "key", "tab")
 BLANK: Line = ()
 MAX_SHOWN_CHARS = 4_000
 """Of one piece of foreign text: more does not fit any screen, and a node must not make us draw a megabyte."""
@@ -125,7 +125,11 @@ def wrap(parts: Line, width: int, indent: int = 3) -> list[Line]:
             word = word.lstrip()
         now.append((word, tone))
         used += cell_len(word)
-    return [cut(parts, width) for parts in [*lines, tuple(now)]]
+    return [cut(_trimmed(parts), width) for parts in [*lines, tuple(now)]]
+
+
+def _trimmed(parts: Line) -> Line:
+    return (*parts[:-1], (parts[-1][0].rstrip(), parts[-1][1])) if parts else parts
 
 
 def _words(parts: Line) -> list[Span]:

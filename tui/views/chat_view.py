@@ -1,10 +1,259 @@
-"""placeholder while the tables come up"""
+"""Chat: ask over a chosen route, see what each hop cost; race one prompt over two routes side by side."""
+
 from __future__ import annotations
-from textual.containers import Vertical
-from tui.model import Shown
+
+from typing import TYPE_CHECKING, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input
+from textual.worker import Worker
+
+from meshnet.wire.routing import CandidateMessage
+from tui.chat import AUTO, Choice, messages, race_verdict, to_markdown
+from tui.draw import numbers
+from tui.draw.spans import Line, cut, line, span, visible
+from tui.model import Shown, candidates, label_of
+from tui.screens import menu
+from tui.source import ChatAsk
+from tui.widgets.lane import Lane
+from tui.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from tui.app import ConsoleApp
+
+SEED = 7
+"""Of a race and of every chat at start: two runs differ by their route alone."""
+
+
 class ChatView(Vertical):
-    key_words = ()
+    """Owns the model, the routes and the running questions."""
+
+    BINDINGS = [
+        Binding("i", "write", "Write a question", id="chat.write"),
+        Binding("escape", "stop", "Stop the answer, or leave the entry", id="chat.stop"),
+        Binding("p", "pick('a')", "Pick a route", id="chat.pick"),
+        Binding("b", "race", "Race two routes", id="chat.race"),
+        Binding("r", "redo", "Ask the last question again", id="chat.redo"),
+        Binding("m", "raw", "Markdown or raw", id="chat.raw"),
+        Binding("o", "next_model", "Next model", id="chat.model"),
+        Binding("N", "new", "New conversation", id="chat.new"),
+        Binding("y", "copy", "Copy the last answer", id="chat.copy"),
+    ]
+
     def __init__(self) -> None:
         super().__init__(id="chat")
-    def show(self, shown: Shown) -> None: ...
-    def take_focus(self) -> None: ...
+        self.shown: Shown | None = None
+        self.model_key = ""
+        self.racing = False
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="chat-head")
+        with Horizontal(id="lanes"):
+            yield Lane("a")
+            yield Lane("b")
+        yield Lines(id="verdict")
+        yield Input(id="prompt", placeholder="ask the mesh", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#prompt", Input).cursor_blink = False
+        self.query_one("#lane-b").display = False
+        self.query_one("#verdict").display = False
+        self.set_interval(0.5, self._while_streaming)
+
+    @property
+    def console(self) -> ConsoleApp:
+        return cast("ConsoleApp", self.app)
+
+    @property
+    def key_words(self) -> list[tuple[str, str]]:
+        if self.is_streaming:
+            return [("esc", "stop")]
+        if self.query_one("#prompt").has_focus:
+            return [("enter", "send"), ("esc", "keys")]
+        return [("i", "write"), ("p", "route"), ("b", "race"), ("r", "redo"), ("m", "md/raw"), ("o", "model"), ("y", "copy"), ("e", "export")]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(self.query(Lane))[: 2 if self.racing else 1]
+
+    @property
+    def is_streaming(self) -> bool:
+        return any(lane.is_streaming for lane in self.lanes)
+
+    def take_focus(self) -> None:
+        self.query_one("#prompt").focus()
+
+    # ---- data down
+
+    def show(self, shown: Shown) -> None:
+        self.shown = shown
+        if not self.model_key:
+            ready = [model.id for model in shown.snapshot.models if model.ready]
+            self.model_key = (ready or [model.id for model in shown.snapshot.models] or [""])[0]
+        self._draw()
+
+    def take_route(self, shown: Shown, row: CandidateMessage, race: bool) -> None:
+        """Pin the first lane, or start a race against auto, from the routing table."""
+        self.shown = shown
+        choice = _pin(shown, row)
+        self.model_key = next(model.model_key for model, c in candidates(shown.snapshot) if c.signature == row.signature)
+        first, second = self.query(Lane)
+        first.choice, second.choice = choice, AUTO
+        self._set_racing(race)
+
+    def _draw(self) -> None:
+        self.set_class(self.is_streaming, "-streaming")
+        width = max(1, self.size.width)
+        self.query_one("#chat-head", Lines).put([self._head(width)])
+        for lane, name in zip(self.query(Lane), "AB", strict=True):
+            lane.model_key = self.model_key
+            if lane.display:
+                lane.show(self.shown, name if self.racing else "route")
+        first, second = self.query(Lane)
+        if self.racing and first.turns and second.turns:
+            self.query_one("#verdict", Lines).put([cut(race_verdict(first.turns[-1], second.turns[-1]), width)])
+
+    def _head(self, width: int) -> Line:
+        state = ("  streaming", "accent") if self.is_streaming else ("", "")
+        ready = self.shown and any(m.id == self.model_key and m.ready for m in self.shown.snapshot.models)
+        model = span(self.model_key or "no model", "strong" if ready else "warn")
+        warn = ("" if ready else "  not every layer is held", "warn")
+        return cut(line((" model ", "dim"), model, ("  greedy  seed ", "dim"), (str(SEED), ""), state, warn), width)
+
+    def _while_streaming(self) -> None:
+        if self.is_streaming or self.has_class("-streaming"):
+            self._draw()
+
+    # ---- what the operator does
+
+    @on(Input.Submitted, "#prompt")
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if event.value.strip():
+            event.input.value = ""
+            self._ask(event.value)
+
+    def _ask(self, prompt: str) -> None:
+        console = self.console
+        if console.settings.read_only:
+            console.say("read-only: this console only looks")
+            return
+        if self.is_streaming:
+            console.say("an answer is still coming: esc stops it")
+            return
+        if not self.model_key:
+            console.say("no model is served by this mesh yet")
+            return
+        for lane in self.lanes:
+            past = [] if self.racing else lane.turns
+            ask = ChatAsk(
+                model=self.model_key, messages=messages(past, prompt), route=lane.choice.route,
+                policy=lane.choice.policy, seed=SEED,
+            )  # fmt: skip
+            lane.model_key = self.model_key
+            work = lane.ask(console.source, ask, prompt, console.clock)
+            self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")
+        self.call_after_refresh(self._draw)
+
+    @on(Worker.StateChanged)
+    def _ended(self, event: Worker.StateChanged) -> None:
+        if event.worker.group == "chat" and event.worker.is_finished:
+            if event.worker.error is not None:
+                self.console.say(f"chat failed: {event.worker.error}")
+            self._draw()
+            self.console.action_refresh_now()
+
+    def action_write(self) -> None:
+        self.take_focus()
+
+    def action_stop(self) -> None:
+        if self.is_streaming:
+            self.workers.cancel_group(self, "chat")
+            self.console.say("stopped")
+        elif self.query_one("#prompt").has_focus:
+            self.query_one(".turns").focus()
+            self.console.say("keys are free: i writes, 1-7 change the view")
+
+    def action_redo(self) -> None:
+        turns = self.query_one("#lane-a", Lane).turns
+        if turns:
+            self._ask(turns[-1].prompt)
+
+    async def action_raw(self) -> None:
+        for lane in self.query(Lane):
+            await lane.set_raw(not lane.raw)
+
+    async def action_new(self) -> None:
+        if not self.is_streaming:
+            for lane in self.query(Lane):
+                await lane.clear()
+            self._draw()
+
+    def action_next_model(self) -> None:
+        models = [model.id for model in self.shown.snapshot.models] if self.shown else []
+        if models and not self.is_streaming:
+            at = models.index(self.model_key) + 1 if self.model_key in models else 0
+            self.model_key = models[at % len(models)]
+            for lane in self.query(Lane):
+                lane.choice = AUTO
+            self._draw()
+
+    def action_copy(self) -> None:
+        turns = self.query_one("#lane-a", Lane).turns
+        if turns:
+            self.console.copy_text(turns[-1].answer, "answer")
+
+    def action_race(self) -> None:
+        if self.racing:
+            self._set_racing(False)
+            return
+        self.action_pick("a", then_b=True)
+
+    def action_pick(self, which: str, then_b: bool = False) -> None:
+        if self.shown is None:
+            return
+        choices = _choices(self.shown, self.model_key)
+        title = {"a": "ROUTE A OF THE RACE" if then_b else "ROUTE", "b": "ROUTE B OF THE RACE"}[which]
+        offered = [menu.Choice(key, f"{choice.label:<40} {text}", text) for key, (choice, text) in choices.items()]
+
+        def taken(key: str | None) -> None:
+            if key is None:
+                return
+            self.query_one(f"#lane-{which}", Lane).choice = choices[key][0]
+            if then_b:
+                self.action_pick("b")
+            elif which == "b":
+                self._set_racing(True)
+            self._draw()
+            self.take_focus()
+
+        self.app.push_screen(menu.MenuScreen(title, offered), taken)
+
+    def _set_racing(self, racing: bool) -> None:
+        self.racing = racing
+        self.query_one("#lane-b").display = racing
+        self.query_one("#verdict").display = racing
+        self._draw()
+
+    def as_markdown(self) -> str:
+        """Both lanes' conversations, for export."""
+        return "\n\n".join(to_markdown(lane.turns, self.model_key) for lane in self.lanes)
+
+
+def _pin(shown: Shown, row: CandidateMessage) -> Choice:
+    return Choice(tuple(hop.node_id for hop in row.hops), f"pinned {label_of(shown, row.signature)}")
+
+
+def _choices(shown: Shown, model_key: str) -> dict[str, tuple[Choice, str]]:
+    """Auto, the policies, and every candidate of this model, fastest first."""
+    found: dict[str, tuple[Choice, str]] = {"auto": (AUTO, "as the tracker decides")}
+    for policy in ("default", "greedy", "thompson", "ucb"):
+        found[f"policy:{policy}"] = (Choice(label=f"policy {policy}", policy=policy), "only where this tracker has it")
+    rows = [row for model, row in candidates(shown.snapshot) if model.model_key == model_key and row.current]
+    for row in sorted(rows, key=lambda row: -(row.learned_tps or 0)):
+        text = f"{visible(row.status)}, learned {numbers.tps(row.learned_tps)}, prior {numbers.tps(row.prior_tps)} tok/s"
+        found[row.signature] = (_pin(shown, row), text)
+    return found

@@ -68,9 +68,6 @@ class TableView(Vertical):
                 yield Lines(classes="summary")
             yield Lines(classes="pane")
 
-    def on_mount(self) -> None:
-        self.query_one(".pane").styles.height = self.spec.pane_share
-
     @property
     def table(self) -> LiveTable:
         return self.query_one(LiveTable)
@@ -201,4 +198,6 @@ class TableView(Vertical):
         self.post_message(self.Open(self.spec, event.key))
 
     def on_resize(self) -> None:
+        beside = self.spec.side_pane and self.screen.has_class("-wide")
+        self.query_one(".pane").styles.height = "1fr" if beside else self.spec.pane_share
         self.call_after_refresh(self.redraw)

@@ -219,7 +219,7 @@ class LiveTable(Toned, can_focus=True):
         for column in picked:
             parts += fit(row.cells.get(column.key, BLANK), column.width, column.right)
             parts.append((" ", ""))
-        return tuple(parts)
+        return tuple(parts[:-1])
 
     def _scroll_mark(self, y: int) -> Span:
         """One cell of the scroll bar; blank where everything fits."""
@@ -228,7 +228,7 @@ class LiveTable(Toned, can_focus=True):
             return " ", ""
         size = max(1, height * height // count)
         start = self.top * (height - size) // max(1, count - height)
-        return ("█", "dim") if start <= y - 1 < start + size else ("│", "dim")
+        return ("┃", "strong") if start <= y - 1 < start + size else ("│", "dim")
 
     # ---- repainting only what changed
 

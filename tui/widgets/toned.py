@@ -17,12 +17,12 @@ class Toned(Widget):
     COMPONENT_CLASSES = {f"tone--{tone}" for tone in TONES} | {"tone--cursor", "tone--gone"}
 
     def strip_of(self, parts: Line, width: int, over: Style | None = None) -> Strip:
-        """``parts`` as exactly ``width`` cells; ``over`` is laid over every tone (the cursor's row)."""
+        """``parts`` as exactly ``width`` cells; ``over`` takes every tone's place (the cursor's row is one block)."""
+        width = max(0, width)
         base = self.rich_style
         segments = []
         for text, tone in fit(parts, width):
-            style = base + self.get_component_rich_style(f"tone--{tone}", partial=True) if tone else base
-            segments.append(Segment(text, style + over if over else style))
+            segments.append(Segment(text, base + (over or self.style_of(tone)) if over or tone else base))
         return Strip(segments, width)
 
     def style_of(self, name: str) -> Style:

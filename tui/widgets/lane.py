@@ -1,0 +1,105 @@
+"""One column of chat: turns one under the other, and the hops of the last answer. A race has two of them."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import Static
+
+from meshnet.domain.errors import MeshnetError
+from tui.chat import Choice, Turn, counterfactual, status_line
+from tui.draw import calls as draw_calls
+from tui.draw.spans import Line, cut, fit, line, span, visible, wrap
+from tui.model import Shown, call
+from tui.source import ChatAsk, ChatText, MeshSource
+from tui.widgets.answer import Answer
+from tui.widgets.lines import Lines
+
+FLUSH_S = 0.1
+"""What streams is drawn ten times a second: below what the eye sees, a third of the cost of every token."""
+
+
+class Lane(Vertical):
+    """Asks over one route and keeps its own turns."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=f"lane-{name}", classes="lane")
+        self.choice = Choice()
+        self.turns: list[Turn] = []
+        self.raw = False
+        self.model_key = ""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(classes="lane-title")
+        yield VerticalScroll(classes="turns", can_focus=True)
+        yield Lines(classes="hops")
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self.turns) and self.turns[-1].is_running
+
+    async def ask(self, source: MeshSource, ask: ChatAsk, prompt: str, clock: object) -> None:
+        """Stream one answer to its end. Cancelled, it closes the connection, which stops the generation."""
+        now = clock  # type: ignore[assignment]
+        turn = Turn(prompt, now())  # type: ignore[operator]
+        self.turns.append(turn)
+        answer = await self._open_turn(prompt)
+        pending, flushed = "", turn.asked_at
+        try:
+            async with aclosing(source.chat(ask)) as stream:  # type: ignore[type-var]
+                async for piece in stream:
+                    turn = turn.with_piece(piece, now())  # type: ignore[operator]
+                    self.turns[-1] = turn
+                    pending += piece.text if isinstance(piece, ChatText) else ""
+                    if pending and now() - flushed >= FLUSH_S:  # type: ignore[operator]
+                        await answer.write(pending)
+                        pending, flushed = "", now()  # type: ignore[operator]
+            if turn.is_running:
+                turn = replace(turn, finish="failed", error="the answer ended without its end")
+        except MeshnetError as error:
+            turn = replace(turn, finish="failed", error=error.message)
+        finally:
+            if turn.is_running:
+                turn = replace(turn, finish="stopped")
+            self.turns[-1] = turn
+        if pending:
+            await answer.write(pending)
+
+    async def _open_turn(self, prompt: str) -> Answer:
+        scroll = self.query_one(".turns", VerticalScroll)
+        scroll.anchor()
+        answer = Answer(self.raw)
+        question = Static(visible(prompt, "\n"), markup=False, classes="question")
+        await scroll.mount(question, answer)
+        return answer
+
+    async def set_raw(self, raw: bool) -> None:
+        self.raw = raw
+        for answer in self.query(Answer):
+            await answer.set_raw(raw)
+
+    async def clear(self) -> None:
+        self.turns.clear()
+        await self.query_one(".turns").remove_children()
+
+    def show(self, shown: Shown | None, title: str) -> None:
+        """Draw title, status of the last answer and its hops."""
+        width = max(1, self.size.width)
+        self.query_one(".lane-title", Lines).put([fit(line((f" {title} ", "title"), span(self.choice.label)), width)])
+        self.query_one(".hops", Lines).put(self._hops(shown, width))
+
+    def _hops(self, shown: Shown | None, width: int) -> list[Line]:
+        if not self.turns:
+            return []
+        turn = self.turns[-1]
+        said = wrap(status_line(shown, turn), width, 2)
+        if shown is None:
+            return said
+        found = call(shown.snapshot, turn.call_id)
+        if found and found.attempts and not turn.is_running:
+            said += draw_calls.hop_lines(shown, found.attempts[-1], width)
+        more = counterfactual(shown, self.model_key, turn) if not turn.is_running else ()
+        return [*(cut(parts, width) for parts in said), *(wrap(more, width, 2) if more else ())]
