@@ -132,8 +132,8 @@ class HopStatsStore:
     def _usable_timings(self, outcome: Outcome) -> dict[str, HopTiming]:
         usable: dict[str, HopTiming] = {}
         for timing in outcome.hop_timings:
-            total = timing.compute_s + timing.queue_s
-            if is_positive_number(timing.steps) and is_positive_number(total) and is_positive_number(timing.compute_s):
+            waited = timing.queue_s == 0 or is_positive_number(timing.queue_s)
+            if is_positive_number(timing.steps) and is_positive_number(timing.compute_s) and waited:
                 usable[timing.node_id] = timing
             else:
                 self.dropped += 1
