@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "meshnet.engine": {DOMAIN, WIRE, WEIGHTS},
     "daemons.tracker": {DOMAIN, WIRE, WEIGHTS, "meshnet.client", "daemons.kit"},
     "daemons.node": {DOMAIN, WIRE, WEIGHTS, "meshnet.client", "daemons.kit"},
-    "daemons.relay": {DOMAIN, WIRE, "meshnet.client", "daemons.kit"},
+    "daemons.relay": {DOMAIN, WIRE, WEIGHTS, "meshnet.client", "daemons.kit"},
     "meshnet.cli": {DOMAIN, WIRE, WEIGHTS, "meshnet.client"},
     "tui": {DOMAIN, WIRE, "meshnet.client"},
 }

@@ -85,7 +85,7 @@ class MeshConnector(aiohttp.TCPConnector):
         if ticket is None:
             raise OSError(f"there is no ticket for {address.wallet}")
         sock, certificate = await reach(address, self._key, ticket)
-        context = pinned_context("client", self._key.path, certificate)
+        context = pinned_context("client", self._key.tls_file, certificate)
         try:
             transport, protocol = await asyncio.get_running_loop().create_connection(
                 self._factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=HANDSHAKE_S

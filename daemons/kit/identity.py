@@ -1,4 +1,4 @@
-"""A daemon's Ed25519 key: one PEM file with the private key and its own certificate, read by nobody else."""
+"""A daemon's Ed25519 key: one PEM file, read by nobody else, and beside it the same with its certificate for TLS."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,13 +21,13 @@ KEY_MODE = 0o600
 
 @dataclass(frozen=True, slots=True)
 class WalletKey:
-    """``certificate`` is DER; ``path`` holds key and certificate, since TLS contexts read them from a file only."""
+    """``certificate`` is DER; ``tls_file`` holds key and certificate, since TLS contexts read them from files only."""
 
     private: Ed25519PrivateKey
     public_key: bytes
     wallet: Wallet
     certificate: bytes
-    path: Path
+    tls_file: Path
 
     def __repr__(self) -> str:
         return f"<WalletKey {self.wallet}>"
@@ -35,55 +36,53 @@ class WalletKey:
 def load_or_create(path: Path) -> WalletKey:
     """The key at ``path``, made on first use. Raises StartError when others can read it, or when it is no such key."""
     try:
+        if not path.exists():
+            _create(path)
         mode = stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        return _create(path)
+        if mode & 0o077:
+            raise StartError(f"{path} can be read by others (mode {mode:04o}). Run: chmod 600 {path}")
+        return make_wallet_key(_load(path), path.with_suffix(".tls"))
     except OSError as error:
-        raise StartError(f"Cannot read {path}: {error.strerror}.") from None
-    if mode & 0o077:
-        raise StartError(f"{path} can be read by others (mode {mode:o}). Run: chmod 600 {path}")
-    return _load(path)
+        raise StartError(f"Cannot use the key {path}: {error.strerror}.") from None
 
 
-def _load(path: Path) -> WalletKey:
+def make_wallet_key(key: Ed25519PrivateKey, tls_file: Path) -> WalletKey:
+    """All that is derived from a key; ``tls_file`` is written where it is missing or another's."""
+    public_key = key.public_key().public_bytes_raw()
+    certificate = certificate_of(key)
+    content = _pem(key) + ssl.DER_cert_to_PEM_cert(certificate).encode()
+    if not tls_file.exists() or tls_file.read_bytes() != content:
+        _write(tls_file, content)
+    return WalletKey(key, public_key, wallet_of(public_key), certificate, tls_file)
+
+
+def _load(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, OSError) as error:
-        raise StartError(f"{path} holds no key ({error}). Restore it, or remove it for a new wallet.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise StartError(f"{path} holds no key. Restore it, or remove it for a new wallet.") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise StartError(f"{path} holds a key that is not Ed25519. Restore it, or remove it for a new wallet.")
-    return _wallet_key(key, path)
+    return key
 
 
-def _create(path: Path) -> WalletKey:
-    """Written whole before it has its name: a crash leaves no half key, and two processes end up with one."""
-    wallet = _wallet_key(Ed25519PrivateKey.generate(), path)
+def _create(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, _pem(Ed25519PrivateKey.generate()))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Written whole before it has its name, and never readable by others in between."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_MODE), "wb") as file:
-            file.write(_pem(wallet))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return _load(path)
-        finally:
-            temporary.unlink()
-    except OSError as error:
-        raise StartError(f"Cannot write {path}: {error.strerror}.") from None
-    return wallet
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
-def _wallet_key(key: Ed25519PrivateKey, path: Path) -> WalletKey:
-    public_key = key.public_key().public_bytes_raw()
-    return WalletKey(key, public_key, wallet_of(public_key), certificate_of(key), path)
-
-
-def _pem(wallet: WalletKey) -> bytes:
-    key = wallet.private.private_bytes(
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return key + ssl.DER_cert_to_PEM_cert(wallet.certificate).encode()

@@ -77,7 +77,7 @@ async def accept_spliced(
     Raises Unreachable when the other end does not prove that key.
     """
     loop = asyncio.get_running_loop()
-    context = pinned_context("server", key.path, caller)
+    context = pinned_context("server", key.tls_file, caller)
     try:
         transport, _ = await loop.connect_accepted_socket(server, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_S)
     except OSError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -53,15 +54,24 @@ def encode_certificate(der: bytes) -> str:
     return base64.b64encode(der).decode()
 
 
-def read_certificate(text: str, wallet: str) -> bytes:
-    """The DER of a certificate that came from somewhere. Raises Forbidden unless its key is ``wallet``'s."""
+def open_certificate(text: str) -> tuple[Wallet, bytes]:
+    """Whose certificate this is, and its DER. Raises Forbidden(code="bad_certificate"). It proves nothing by itself:
+    whoever speaks TLS with it must hold its key."""
     try:
         der = base64.b64decode(text, validate=True)
         key = x509.load_der_x509_certificate(der).public_key()
-    except (ValueError, binascii.Error) as error:
-        raise Forbidden(f"That is no certificate of {wallet}: {error}.", code="bad_certificate") from None
-    if not isinstance(key, Ed25519PublicKey) or wallet_of(key.public_bytes_raw()) != wallet:
-        raise Forbidden(f"That certificate's key is not the one of {wallet}.", code="bad_certificate")
+    except (ValueError, binascii.Error, UnsupportedAlgorithm) as error:
+        raise Forbidden(f"That is no certificate: {error}.", code="bad_certificate") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise Forbidden("That certificate's key is not Ed25519.", code="bad_certificate")
+    return wallet_of(key.public_bytes_raw()), der
+
+
+def read_certificate(text: str, wallet: str) -> bytes:
+    """The DER of a certificate that came from somewhere. Raises Forbidden unless its key is ``wallet``'s."""
+    whose, der = open_certificate(text)
+    if whose != wallet:
+        raise Forbidden(f"That certificate's key is the one of {whose}, not {wallet}.", code="bad_certificate")
     return der
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +31,12 @@ class Site:
     runner: web.AppRunner
     host: str
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self.scheme}://{host}:{self.port}"
 
     async def close(self) -> None:
         await self.runner.cleanup()
@@ -47,8 +49,8 @@ def make_app(routes: Iterable[web.AbstractRouteDef], max_body_bytes: int) -> web
     return app
 
 
-async def serve(app: web.Application, host: str, port: int) -> Site:
-    """Listen. Raises StartError naming the address when it cannot be bound."""
+async def serve(app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None) -> Site:
+    """Listen, with TLS when given a context. Raises StartError naming the address when it cannot be bound."""
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -57,14 +59,14 @@ async def serve(app: web.Application, host: str, port: int) -> Site:
         access_log=None,
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, ssl_context=tls)
     try:
         await site.start()
     except OSError as error:
         await runner.cleanup()
         raise StartError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
     bound = runner.addresses[0]
-    return Site(runner, bound[0], bound[1])
+    return Site(runner, bound[0], bound[1], "https" if tls else "http")
 
 
 @web.middleware
