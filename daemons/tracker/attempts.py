@@ -56,6 +56,8 @@ class Session:
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.heard_at = self.started_at = now()
         self.first_at: float | None = None
+        self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done with the first delta: from then on another deadline holds."""
         self.slowest_step_s = 0.0
         self.probed: asyncio.Future[Probed] | None = None
         self._on_delta = on_delta
@@ -78,6 +80,7 @@ class Session:
         now = self._now()
         if self.first_at is None:
             self.first_at = now
+            self.began.set_result(None)
         elif delta.token_ids:
             self.slowest_step_s = max(self.slowest_step_s, (now - self.heard_at) / len(delta.token_ids))
         self.heard_at = now
@@ -157,19 +160,21 @@ class Attempts:
     async def _watch(self, session: Session, first_token_s: float, deadline_s: float) -> Ended:
         deadline_at, extended_until = session.started_at + deadline_s, 0.0
         while True:
-            stage_s = (
-                first_token_s if session.first_at is None else self._deadlines.between_tokens(session.slowest_step_s)
-            )
-            due_at = min(max(session.heard_at + stage_s, extended_until), deadline_at)
-            await asyncio.wait((session.ended,), timeout=max(0.0, due_at - self._now()))
-            now = self._now()
+            silent_s = first_token_s
+            if session.first_at is not None:
+                silent_s = self._deadlines.between_tokens(session.slowest_step_s)
+            due_at = min(max(session.heard_at + silent_s, extended_until), deadline_at)
+            # Deltas do not wake us, but for the first: a step of the ring costs this task nothing.
+            news = (session.ended,) if session.began.done() else (session.ended, session.began)
+            await asyncio.wait(news, timeout=max(0.0, due_at - self._now()), return_when=asyncio.FIRST_COMPLETED)
             if session.ended.done():
                 return session.ended.result()
+            now = self._now()
             if now >= deadline_at:
-                session.end(Ended("deadline", "deadline_exceeded", f"No whole answer within {deadline_s:.0f} s."))
-            elif now >= max(session.heard_at + stage_s, extended_until):
-                await self._ask_head(session, stage_s)
-                extended_until = self._now() + stage_s
+                session.end(Ended("deadline", "deadline_exceeded", f"No whole answer within {deadline_s:.1f} s."))
+            elif now >= due_at and session.heard_at + silent_s <= due_at:
+                await self._ask_head(session, silent_s)
+                extended_until = self._now() + silent_s
 
     async def _ask_head(self, session: Session, silent_s: float) -> None:
         """The head watches its ring and names culprits; a tracker only needs to know whether the head itself lives."""
