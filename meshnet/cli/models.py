@@ -33,6 +33,7 @@ from meshnet.weights.places import store_root
 from meshnet.weights.pull import Puller
 from meshnet.weights.sources.hub import HuggingFaceHub
 from meshnet.weights.sources.package import Pip
+from meshnet.weights.staging import remove_model
 from meshnet.weights.store import Store
 
 app = typer.Typer(help="Models of this machine: pull, list, show, remove.", no_args_is_help=True)
@@ -109,7 +110,7 @@ def show(
 def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Delete a model from the store."""
     with _answering():
-        freed = _store().remove(name)
+        freed = remove_model(_store(), name)
     console().print(f"{name} is removed: {format_bytes(freed)} freed.", soft_wrap=True)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshnet.domain.errors import Conflict, WeightsError
+from meshnet.domain.ids import is_model_key
 from meshnet.weights.manifest import MANIFEST_NAME
 from meshnet.weights.store import Store
 
@@ -86,6 +87,19 @@ def remove_leftovers(store: Store, model_key: str) -> None:
 def downloads_folder(store: Store, model_key: str) -> Path:
     """Where a source keeps what it downloaded so far, so that the next pull of the model resumes."""
     return store.root / f".downloads-{model_key}"
+
+
+def remove_model(store: Store, model_key: str) -> int:
+    """Delete a model and what interrupted pulls of it left; gives the bytes freed. Raises NotFound (with what exists)
+    if there is nothing of it, Conflict while it is being pulled."""
+    if not is_model_key(model_key) or not store.root.is_dir():
+        return store.remove(model_key)
+    with pull_lock(store, model_key):
+        remove_leftovers(store, model_key)
+        downloads = downloads_folder(store, model_key)
+        freed = sum(file.stat().st_size for file in downloads.rglob("*") if file.is_file())
+        shutil.rmtree(downloads, ignore_errors=True)
+        return freed if freed and not store.path(model_key).is_dir() else freed + store.remove(model_key)
 
 
 def _take_place(folder: Path, target: Path, root: Path) -> None:

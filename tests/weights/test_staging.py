@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from weights_testing import everything_under, write_folder
 
-from meshnet.domain.errors import Conflict, WeightsError
+from meshnet.domain.errors import Conflict, NotFound, WeightsError
 from meshnet.weights.progress import silent
 from meshnet.weights.split import split_folder
-from meshnet.weights.staging import SPARE_BYTES, pull_lock, require_space, staged
+from meshnet.weights.staging import SPARE_BYTES, downloads_folder, pull_lock, remove_model, require_space, staged
 from meshnet.weights.store import Store
 
 
@@ -99,3 +99,28 @@ def test_a_pull_may_wait_for_another_to_end(store: Store) -> None:
         first.close()
         second.join(30.0)
         assert held.is_set()
+
+
+def test_remove_takes_leftovers_along(tiny: Store) -> None:
+    downloads = downloads_folder(tiny, "tiny")
+    downloads.mkdir()
+    (downloads / "half.whl").write_bytes(b"12345")
+    size = sum(f.stat().st_size for f in tiny.path("tiny").iterdir())
+    assert remove_model(tiny, "tiny") == size + 5
+    assert everything_under(tiny.root) == []
+
+
+def test_leftovers_without_a_model_can_be_removed_too(store: Store) -> None:
+    downloads_folder(store, "tiny").mkdir(parents=True)
+    (downloads_folder(store, "tiny") / "half.whl").write_bytes(b"12345")
+    assert remove_model(store, "tiny") == 5
+    for name in ("tiny", "../tiny"):
+        with pytest.raises(NotFound):
+            remove_model(store, name)
+    assert everything_under(store.root) == []
+
+
+def test_a_model_being_pulled_is_not_removed(tiny: Store) -> None:
+    with pull_lock(tiny, "tiny"), pytest.raises(Conflict):
+        remove_model(tiny, "tiny")
+    assert tiny.models()
