@@ -124,41 +124,47 @@ class _Search:
         ]
         return make_candidate(make_route(chosen, hops), {node.node_id: node for node in chosen})
 
-    def _make_edges(self) -> dict[int, list[tuple[int, int]]]:
-        """Per position the (node index, past-the-end position) of hops that may begin there, at most EDGE_WIDTH a pair
-        of positions. Handing over before a shard ends is worth a hop only at a boundary of some other shard."""
-        edges: dict[int, list[tuple[int, int]]] = {}
+    def _make_edges(self) -> dict[int, list[tuple[int, int, float]]]:
+        """Per position the (node index, past-the-end position, seconds) of hops that may begin there, at most
+        EDGE_WIDTH a pair of positions. Handing over before a shard ends is worth a hop only at a boundary of some
+        other shard."""
+        edges: dict[int, list[tuple[int, int, float]]] = {}
+        reach = [(i, n.shard.start, n.shard.end + 1) for i, n in enumerate(self.nodes)]
         for at, position in enumerate(self._positions[:-1]):
             later = self._positions[at + 1 :]
-            width = dict.fromkeys(later, 0)
-            edges[position] = []
-            for index, node in enumerate(self.nodes):
-                if position not in node.shard:
+            width = [0] * len(later)
+            edges[position] = found = []
+            for index, start, end in reach:
+                if not start <= position < end:
                     continue
-                for past in later:
-                    if past > node.shard.end + 1:
+                for number, past in enumerate(later):
+                    if past > end:
                         break
-                    if width[past] < EDGE_WIDTH:
-                        width[past] += 1
-                        edges[position].append((index, past))
+                    if width[number] < EDGE_WIDTH:
+                        width[number] += 1
+                        found.append((index, past, self._seconds(index, position, past)))
+                if width[-1] == EDGE_WIDTH:
+                    # Who reaches furthest reaches everything between: all widths are full.
+                    break
         return edges
 
     def _extend(self, position: int, limit: int) -> list[_Path]:
         """The ``limit`` fastest of all edges here followed by all suffixes; a lazy merge, as suffixes are sorted."""
         edges = self._edges[position]
-        heap: list[tuple[float, int, int]] = []
-        for number, (index, past) in enumerate(edges):
-            if suffix := self._suffixes.get(past):
-                heap.append((self._seconds(index, position, past) + suffix[0].seconds, number, 0))
+        suffixes = self._suffixes
+        heap = [
+            (seconds + suffix[0].seconds, number, 0)
+            for number, (_, past, seconds) in enumerate(edges)
+            if (suffix := suffixes.get(past))
+        ]
         heapq.heapify(heap)
         paths: list[_Path] = []
         while heap and len(paths) < limit:
             seconds, number, rank = heap[0]
-            index, past = edges[number]
-            suffix = self._suffixes[past]
+            index, past, first = edges[number]
+            suffix = suffixes[past]
             if rank + 1 < len(suffix):
-                step = suffix[rank + 1].seconds - suffix[rank].seconds
-                heapq.heapreplace(heap, (seconds + step, number, rank + 1))
+                heapq.heapreplace(heap, (first + suffix[rank + 1].seconds, number, rank + 1))
             else:
                 heapq.heappop(heap)
             if not suffix[rank].used >> index & 1:
@@ -173,8 +179,8 @@ class _Search:
             prefix = prefixes.get(position)
             if prefix is None:
                 continue
-            for index, past in self._edges[position]:
-                seconds = prefix.seconds + self._seconds(index, position, past)
+            for index, past, step_s in self._edges[position]:
+                seconds = prefix.seconds + step_s
                 known = prefixes.get(past)
                 if not prefix.used >> index & 1 and (known is None or seconds < known.seconds):
                     steps = (*prefix.steps, (index, position, past))
