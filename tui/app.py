@@ -77,6 +77,8 @@ class ConsoleApp(App[None]):
         self._wake = asyncio.Event()
         self._redraw_pending = False
         self._leave_asked = False
+        self._went = False
+        self._mouse_on = settings.mouse
         self.animation_level = "none"
 
     # ---- start and end
@@ -92,7 +94,16 @@ class ConsoleApp(App[None]):
         self.run_worker(self._event_loop(), group="events", exit_on_error=False)
         self.set_interval(1.0, self._every_second)
 
-    def get_line_filters(self) -> list[LineFilter]:  # type: ignore[override]
+    def _fatal_error(self) -> None:
+        """Textual prints every frame's local variables when it crashes: prompts and keys. We print none."""
+        from rich.segment import Segments
+        from rich.traceback import Traceback
+
+        traceback = Traceback(show_locals=False, width=None)
+        self._exit_renderables.append(Segments(self.console.render(traceback, self.console.options)))
+        self._close_messages_no_wait()
+
+    def get_line_filters(self) -> list[LineFilter]:
         filters = list(super().get_line_filters())
         return [*filters, self._ascii] if self.settings.ascii else filters
 
@@ -201,8 +212,6 @@ class ConsoleApp(App[None]):
             view.go_to(problem.row)
         self.main.draw_frame(self.shown)
 
-    _went = False
-
     def action_step(self, count: int) -> None:
         self.history.step(count)
         self.redraw()
@@ -233,8 +242,6 @@ class ConsoleApp(App[None]):
         self._mouse_on = not self._mouse_on
         self.say("mouse on" if self._mouse_on else "mouse off: the terminal selects text again")
 
-    _mouse_on = False
-
     def action_help(self) -> None:
         if self.main is None:
             return
@@ -263,9 +270,7 @@ class ConsoleApp(App[None]):
         if self.main is None or self.shown is None:
             return
         view = self.main.active
-        name, text = (
-            ("md", view.as_markdown()) if not isinstance(view, TableView) else ("json", _as_json(self.shown))
-        )
+        name, text = ("md", view.as_markdown()) if not isinstance(view, TableView) else ("json", _as_json(self.shown))
         self._write(f"meshnet-{view.id}-{time.strftime('%Y%m%d-%H%M%S')}.{name}", text)
 
     def action_export_history(self) -> None:

@@ -134,7 +134,10 @@ def race_verdict(a: Turn, b: Turn) -> Line:
     if a.is_running or b.is_running:
         return line(("  racing; esc stops both", "dim"))
     same = a.answer == b.answer
-    at = next((i for i, (x, y) in enumerate(zip(a.answer, b.answer, strict=False)) if x != y), min(len(a.answer), len(b.answer)))
+    at = next(
+        (i for i, (x, y) in enumerate(zip(a.answer, b.answer, strict=False)) if x != y),
+        min(len(a.answer), len(b.answer)),
+    )
     text = "  same text" if same else f"  texts part at character {at}"
     if a.tps and b.tps:
         winner, ratio = ("A", a.tps / b.tps) if a.tps >= b.tps else ("B", b.tps / a.tps)
@@ -147,7 +150,10 @@ def to_markdown(turns: Sequence[Turn], model_key: str) -> str:
     said = [f"# Conversation with {model_key}", ""]
     for turn in turns:
         said += [f"**You:** {turn.prompt}", "", turn.answer or f"_{turn.error or 'no answer'}_", ""]
-        said += [f"_{turn.mode} {turn.signature}, {turn.tokens} tokens, {numbers.tps(turn.tps)} tok/s, {turn.finish}_", ""]
+        said += [
+            f"_{turn.mode} {turn.signature}, {turn.tokens} tokens, {numbers.tps(turn.tps)} tok/s, {turn.finish}_",
+            "",
+        ]
     return "\n".join(said)
 
 

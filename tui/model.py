@@ -90,7 +90,9 @@ def route_labels(snapshot: Snapshot) -> dict[str, str]:
     for row in snapshot.calls:
         if row.attempts:
             hops.setdefault(row.signature, row.attempts[-1].hops)
-    names = {signature: ">".join(_hop_name(snapshot, hop.node_id, hop.name) for hop in hops[signature]) for signature in hops}
+    names = {
+        signature: ">".join(_hop_name(snapshot, hop.node_id, hop.name) for hop in hops[signature]) for signature in hops
+    }
     seen: dict[str, int] = {}
     for name in names.values():
         seen[name] = seen.get(name, 0) + 1
@@ -98,7 +100,8 @@ def route_labels(snapshot: Snapshot) -> dict[str, str]:
         signature: name
         if seen[name] == 1
         else ">".join(
-            f"{_hop_name(snapshot, hop.node_id, hop.name)}[{hop.start_layer}-{hop.end_layer}]" for hop in hops[signature]
+            f"{_hop_name(snapshot, hop.node_id, hop.name)}[{hop.start_layer}-{hop.end_layer}]"
+            for hop in hops[signature]
         )
         for signature, name in names.items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,13 +57,13 @@ class MeshSource(Protocol):
 
     async def snapshot(self) -> Snapshot: ...
 
-    def events(self, after: int) -> AsyncIterator[EventMessage]:
+    def events(self, after: int) -> AsyncGenerator[EventMessage, None]:
         """Live events after this id, for ever. Raises NotFound where the tracker has none."""
         ...
 
     async def explain(self, model: str, route: tuple[str, ...], policy: str | None) -> ExplainResponse: ...
 
-    def chat(self, ask: ChatAsk) -> AsyncIterator[ChatPiece]:
+    def chat(self, ask: ChatAsk) -> AsyncGenerator[ChatPiece, None]:
         """Stream one answer. Closing the iterator closes the connection, which stops the generation."""
         ...
 

@@ -37,14 +37,18 @@ async def take_snapshot(client: TrackerReads, url: str, now: float, calls: int =
     empty and named in ``unserved``.
     """
     unserved: list[str] = []
-    nodes, health, models, coverage, routing, stats, wall = await asyncio.gather(
-        client.nodes(),
-        _part("healthz", client.health(), unserved),
-        _part("models", client.models(), unserved),
-        _part("coverage", client.coverage(), unserved),
-        _part("routing", client.routing(), unserved),
-        _part("stats", client.stats(), unserved),
-        _part("calls", client.calls(limit=calls), unserved),
+    (nodes, health, models, coverage), (routing, stats, wall) = await asyncio.gather(
+        asyncio.gather(
+            client.nodes(),
+            _part("healthz", client.health(), unserved),
+            _part("models", client.models(), unserved),
+            _part("coverage", client.coverage(), unserved),
+        ),
+        asyncio.gather(
+            _part("routing", client.routing(), unserved),
+            _part("stats", client.stats(), unserved),
+            _part("calls", client.calls(limit=calls), unserved),
+        ),
     )
     tracker = TrackerMessage(
         url=url,

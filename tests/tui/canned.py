@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from meshnet.domain.errors import MeshnetError, NotFound
 from meshnet.wire.demand import ModelStats, PeerStats, StatsResponse
@@ -288,7 +288,9 @@ def crowd(n_nodes: int = 60, n_routes: int = 400, seed: int = 3) -> Snapshot:
         for tail in tails:
             if head.shard_end + 1 >= tail.shard_start and len(routes) < n_routes:
                 hops = (
-                    hop(head.name, 0, tail.shard_start - 1, (head.shard_start, head.shard_end), us=rng.uniform(5e3, 2e4)),
+                    hop(
+                        head.name, 0, tail.shard_start - 1, (head.shard_start, head.shard_end), us=rng.uniform(5e3, 2e4)
+                    ),
                     hop(tail.name, tail.shard_start, 31, us=rng.uniform(5e3, 2e4)),
                 )
                 tps = rng.uniform(5, 45)
@@ -328,7 +330,7 @@ class CannedSource:
             raise self.failure
         return self.now_shown
 
-    async def events(self, after: int) -> AsyncIterator[EventMessage]:
+    async def events(self, after: int) -> AsyncGenerator[EventMessage, None]:
         if self._events is None:
             raise NotFound("no events here")
         for event in sorted(self._events, key=lambda event: event.id):
@@ -343,7 +345,7 @@ class CannedSource:
                                      policy="thompson"),
         )  # fmt: skip
 
-    async def chat(self, ask: ChatAsk) -> AsyncIterator[ChatPiece]:
+    async def chat(self, ask: ChatAsk) -> AsyncGenerator[ChatPiece, None]:
         self.asked.append(ask)
         try:
             mode = "pinned" if ask.route else "exploit"

@@ -11,7 +11,9 @@ from tests.tui import canned
 from tests.tui.apps import console
 
 
-async def shoot(out: Path, name: str, size: tuple[int, int], keys: list[str], snapshot: object = None, **more: object) -> None:
+async def shoot(
+    out: Path, name: str, size: tuple[int, int], keys: list[str], snapshot: object = None, **more: object
+) -> None:
     app = console(snapshot or canned.mesh(), **more)  # type: ignore[arg-type]
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -28,7 +30,15 @@ async def shoot(out: Path, name: str, size: tuple[int, int], keys: list[str], sn
 async def main(out: Path, only: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for size in ((80, 24), (120, 40)):
-        for name, keys in (("routing", []), ("calls", ["2"]), ("nodes", ["3"]), ("layers", ["4"]), ("models", ["5"]), ("chat", ["6"]), ("events", ["7"])):
+        for name, keys in (
+            ("routing", []),
+            ("calls", ["2"]),
+            ("nodes", ["3"]),
+            ("layers", ["4"]),
+            ("models", ["5"]),
+            ("chat", ["6"]),
+            ("events", ["7"]),
+        ):
             if not only or name in only:
                 await shoot(out, f"{name}-{size[0]}", size, keys)
 

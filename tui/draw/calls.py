@@ -110,10 +110,12 @@ def count_line(shown: Shown) -> Line:
     modes = Counter(row.mode or "no route" for row in rows_shown)
     failed = sum(row.outcome == "failed" for row in rows_shown)
     parts: list[Span] = [(f"last {len(rows_shown)}: ", "dim")]
-    parts += [(f"{name} {count}  ", MODE_TONE.get(name, "")) for name, count in modes.most_common()]
+    parts.extend((f"{name} {count}  ", MODE_TONE.get(name, "")) for name, count in modes.most_common())
     parts.append((f"failed {failed}", "bad" if failed else "dim"))
     cost = _scouting_cost(shown)
-    return (*parts, (f"  scouting costs {numbers.tps(cost)} tok/s of the mean", "dim")) if cost is not None else tuple(parts)
+    if cost is not None:
+        parts.append((f"  scouting costs {numbers.tps(cost)} tok/s of the mean", "dim"))
+    return tuple(parts)
 
 
 def _scouting_cost(shown: Shown) -> float | None:
@@ -192,7 +194,10 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
         said += [(), ruler(f"attempt {attempt.attempt}", width), *_attempt(shown, attempt, width)]
     events = [event for event in shown.events if event.call_id == row.call_id]
     said += [(), ruler("events", width)]
-    said += [line(f" {numbers.clock(event.at)}  ", span(event.kind, "accent"), "  ", span(event.text)) for event in reversed(events)]
+    said += [
+        line(f" {numbers.clock(event.at)}  ", span(event.kind, "accent"), "  ", span(event.text))
+        for event in reversed(events)
+    ]
     return said if events else [*said, line((" none kept", "dim"))]
 
 
@@ -202,12 +207,16 @@ def head(shown: Shown, width: int) -> list[Line]:
 
 def summary(shown: Shown) -> Line:
     running = sum(row.outcome == "running" for row in shown.snapshot.calls)
-    return line(f"{len(shown.snapshot.calls)} calls, {running} running", ("" if shown.prompts else "  prompts hidden", "dim"))
+    return line(
+        f"{len(shown.snapshot.calls)} calls, {running} running", ("" if shown.prompts else "  prompts hidden", "dim")
+    )
 
 
 def empty(shown: Shown) -> Line:
     served = not any(name.startswith("calls") for name in shown.snapshot.unserved)
-    return line(("no calls yet: ask something with 6" if served else "the call wall is not served by this tracker", "dim"))
+    return line(
+        ("no calls yet: ask something with 6" if served else "the call wall is not served by this tracker", "dim")
+    )
 
 
 def copies(shown: Shown, key: str) -> dict[str, str]:

@@ -53,7 +53,12 @@ def _event_row(shown: Shown, event: EventMessage) -> Row:
         "who": line(_who(shown, event)),
         "text": line(span(event.text or _figures(event))),
     }
-    return Row(f"event:{event.id}", cells, {"time": float(event.id), "kind": visible(event.kind)}, words=visible(event.call_id))
+    return Row(
+        event_key(event),
+        cells,
+        {"time": event.at + event.id / 1e9, "kind": visible(event.kind)},
+        words=visible(event.call_id),
+    )
 
 
 def _who(shown: Shown, event: EventMessage) -> Span:
@@ -66,8 +71,13 @@ def _figures(event: EventMessage) -> str:
     return "  ".join(f"{name}={value}" for name, value in event.data.items())
 
 
+def event_key(event: EventMessage) -> str:
+    """Ids begin anew when a tracker does: with the time they are unique."""
+    return f"event:{event.at}:{event.id}"
+
+
 def _find(shown: Shown, key: str | None) -> EventMessage | None:
-    return next((event for event in shown.events if f"event:{event.id}" == key), None)
+    return next((event for event in shown.events if event_key(event) == key), None)
 
 
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
@@ -78,7 +88,10 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
     event = _find(shown, key)
     if event is None:
         return [ruler("event", width), line(("nothing selected", "dim"))]
-    said = [ruler(f"event {event.id}", width), line(" ", span(event.kind, "strong"), f"   {numbers.clock(event.at)}   ", _who(shown, event))]
+    said = [
+        ruler(f"event {event.id}", width),
+        line(" ", span(event.kind, "strong"), f"   {numbers.clock(event.at)}   ", _who(shown, event)),
+    ]
     said += [line(" ", span(event.text))] if event.text else []
     said += [line((f" {visible(name)} ", "dim"), span(value)) for name, value in event.data.items()]
     return [cut(parts, width) for parts in said]
@@ -90,7 +103,10 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
     if event and event.call_id:
         said += [(), ruler("the same call", width)]
         same = [e for e in shown.events if e.call_id == event.call_id]
-        said += [cut(line(f" {numbers.clock(e.at)}  ", span(e.kind, "accent"), "  ", span(e.text)), width) for e in reversed(same)]
+        said += [
+            cut(line(f" {numbers.clock(e.at)}  ", span(e.kind, "accent"), "  ", span(e.text)), width)
+            for e in reversed(same)
+        ]
     return said
 
 
@@ -100,7 +116,9 @@ def head(shown: Shown, width: int) -> list[Line]:
 
 def summary(shown: Shown) -> Line:
     count = len(shown.problems)
-    return line(f"{len(shown.events)} events, ", (f"{count} problems stand", "bad") if count else ("no problem stands", "good"))
+    return line(
+        f"{len(shown.events)} events, ", (f"{count} problems stand", "bad") if count else ("no problem stands", "good")
+    )
 
 
 def empty(shown: Shown) -> Line:

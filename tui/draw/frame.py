@@ -19,9 +19,16 @@ VIEWS = (
 """Name and title, in the order of the number keys."""
 
 
-def header(shown: Shown | None, link: Link, url: str, now: float, width: int, read_only: bool, ago_s: float | None) -> Line:
+def header(
+    shown: Shown | None, link: Link, url: str, now: float, width: int, read_only: bool, ago_s: float | None
+) -> Line:
     """One line: which tracker, how it answers, the mesh in numbers; right: live, FROZEN or how far back we look."""
-    left: list[Span] = [("meshnet ", "title"), (visible(urlsplit(url).netloc or url), ""), (" ", ""), _answer(link, now)]
+    left: list[Span] = [
+        ("meshnet ", "title"),
+        (visible(urlsplit(url).netloc or url), ""),
+        (" ", ""),
+        _answer(link, now),
+    ]
     if shown is not None:
         left += _mesh(shown.snapshot)
     if read_only:
@@ -42,9 +49,11 @@ def _mesh(snapshot: Snapshot) -> list[Span]:
     total = len(snapshot.nodes)
     found: list[Span] = [("  nodes ", "dim"), (f"{ready}/{total}", "" if ready == total else "warn")]
     if snapshot.routing:
-        found += [("  routes ", "dim"), (str(sum(len(model.candidates) for model in snapshot.routing.models)), "")]
+        found += line(("  routes ", "dim"), (str(sum(len(model.candidates) for model in snapshot.routing.models)), ""))
     for stats in snapshot.stats.models[:2] if snapshot.stats else ():
-        found += [(f"  {visible(stats.model_key)} ", "dim"), (f"{numbers.rpm(stats.combined_rpm_last_hour)} rpm", "")]
+        found += line(
+            (f"  {visible(stats.model_key)} ", "dim"), (f"{numbers.rpm(stats.combined_rpm_last_hour)} rpm", "")
+        )
     return found
 
 

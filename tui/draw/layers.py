@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from meshnet.wire.messages import CoverageModel, NodeMessage
 from tui.draw import numbers
 from tui.draw.nodes import state_of
 from tui.draw.routing import loss_line
+from tui.draw.scale import groups, scale
 from tui.draw.spans import Line, Span, Tone, cut, line, ruler, span, visible
 from tui.draw.spec import TableSpec
 from tui.draw.table import Column, Row, Sort
@@ -27,8 +30,11 @@ MAX_DIGIT = 9
 """A cell is one character: more hosts than nine are ``+``."""
 
 
-def columns(_shown: Shown) -> tuple[Column, ...]:
-    return COLUMNS
+def columns(shown: Shown) -> tuple[Column, ...]:
+    depths = {model.n_layers for model in shown.snapshot.coverage}
+    if len(depths) != 1:
+        return COLUMNS
+    return tuple(replace(column, count=max(depths)) if column.grow else column for column in COLUMNS)
 
 
 def rows(shown: Shown, width: int) -> list[Row]:
@@ -45,17 +51,6 @@ def rows(shown: Shown, width: int) -> list[Row]:
 
 def _models(shown: Shown) -> list[CoverageModel]:
     return sorted(shown.snapshot.coverage, key=lambda model: model.model_key)
-
-
-def groups(n_layers: int, width: int) -> list[range]:
-    """Layers cut into at most ``width`` equal groups, one cell each; one layer a cell where there is room, and then
-    as many whole cells a layer as fit."""
-    if n_layers <= 0 or width <= 0:
-        return []
-    if n_layers <= width:
-        each = width // n_layers
-        return [range(layer, layer + 1) for layer in range(n_layers) for _ in range(each)]
-    return [range(n_layers * i // width, max(n_layers * i // width + 1, n_layers * (i + 1) // width)) for i in range(width)]
 
 
 def _cells(parts: list[Span]) -> Line:
@@ -89,20 +84,6 @@ def hosts_map(model: CoverageModel, width: int) -> Line:
         tone: Tone = "bad" if least == 0 else "warn" if least == 1 else "good"
         cells.append((str(least) if least <= MAX_DIGIT else "+", tone))
     return _cells(cells)
-
-
-def scale(n_layers: int, width: int) -> Line:
-    """Layer numbers over the map, as many as fit."""
-    text = [" "] * width
-    cells = groups(n_layers, width)
-    last = -1
-    for x, group in enumerate(cells):
-        label = str(group.start)
-        new = x == 0 or cells[x - 1].start != group.start
-        if new and x > last and x + len(label) <= width:
-            text[x : x + len(label)] = label
-            last = x + max(len(label), 4)
-    return (("".join(text), "dim"),)
 
 
 def _hosts_row(model: CoverageModel, width: int, place: int) -> Row:
@@ -141,13 +122,28 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
     loading = [n for n in shown.snapshot.nodes if n.model_key == model.model_key and n.state == "loading"]
     for joining in loading[:3]:
         done = joining.loading_done_bytes / joining.loading_total_bytes if joining.loading_total_bytes else 0.0
-        said.append(line(" loading ", span(joining.name, "accent"), f" {joining.shard_start}-{joining.shard_end}: {done:.0%}"))
-    routing = next((m for m in shown.snapshot.routing.models if m.model_key == wanted), None) if shown.snapshot.routing else None
+        said.append(
+            line(" loading ", span(joining.name, "accent"), f" {joining.shard_start}-{joining.shard_end}: {done:.0%}")
+        )
+    routing = (
+        next((m for m in shown.snapshot.routing.models if m.model_key == wanted), None)
+        if shown.snapshot.routing
+        else None
+    )
     if row is not None and routing is not None:
         said.append(loss_line(shown, routing, row.node_id))
     elif row is not None and model.loss.get(row.node_id):
-        said.append(line((f" if {visible(row.name)} leaves: layers {visible(model.loss[row.node_id])} uncovered", "bad")))
-    said.append(line((" █ ready  ", "good"), ("o loading  ", "accent"), ("▒ suspect  ", "warn"), ("v draining  · not held", "dim")))
+        said.append(
+            line((f" if {visible(row.name)} leaves: layers {visible(model.loss[row.node_id])} uncovered", "bad"))
+        )
+    said.append(
+        line(
+            (" █ ready  ", "good"),
+            ("o loading  ", "accent"),
+            ("▒ suspect  ", "warn"),
+            ("v draining  · not held", "dim"),
+        )
+    )
     return [cut(parts, width) for parts in said]
 
 
@@ -188,14 +184,29 @@ def small_map(shown: Shown, width: int, height: int) -> list[Line]:
     low, holes = min(model.depths, default=0), sum(depth == 0 for depth in model.depths)
     said = [ruler(f"layers of {visible(model.model_key)}", width, f"hosts/layer min {low}  holes {holes}")]
     said.append(line(f" {'':<13}", *scale(model.n_layers, room)))
-    nodes = sorted((n for n in shown.snapshot.nodes if n.model_key == model.model_key), key=lambda n: (n.shard_start, -n.shard_end, n.name))
+    nodes = sorted(
+        (n for n in shown.snapshot.nodes if n.model_key == model.model_key),
+        key=lambda n: (n.shard_start, -n.shard_end, n.name),
+    )
     shown_nodes = nodes[: max(0, height - 3)]
     for row in shown_nodes:
         name = cut((span(row.name),), 12)
         used = f"{numbers.of(row.weights_bytes, row.memory_budget_bytes):>9}"
-        said.append(line(" ", *name, " " * (13 - sum(len(t) for t, _ in name)), *node_map(row, model.n_layers, room), (used, "dim"), "  ", state_of(row)))
+        said.append(
+            line(
+                " ",
+                *name,
+                " " * (13 - sum(len(t) for t, _ in name)),
+                *node_map(row, model.n_layers, room),
+                (used, "dim"),
+                "  ",
+                state_of(row),
+            )
+        )
     more = len(nodes) - len(shown_nodes)
-    said.append(line((f" {'hosts':<13}", "dim"), *hosts_map(model, room), (f"  {more} more nodes" if more else "", "dim")))
+    said.append(
+        line((f" {'hosts':<13}", "dim"), *hosts_map(model, room), (f"  {more} more nodes" if more else "", "dim"))
+    )
     return [cut(parts, width) for parts in said[:height]]
 
 

@@ -7,7 +7,7 @@ import msgspec
 from meshnet.wire.demand import ModelStats
 from meshnet.wire.messages import ModelMessage
 from tui.draw import numbers, sparks
-from tui.draw.spans import Line, Span, cut, line, ruler, span, visible
+from tui.draw.spans import Line, Span, cut, line, ruler, span, visible, wrap
 from tui.draw.spec import TableSpec
 from tui.draw.table import Column, Row, Sort
 from tui.model import Shown
@@ -49,7 +49,13 @@ def stats_of(shown: Shown, model_key: str) -> ModelStats | None:
 
 def _row(shown: Shown, name: str, model: ModelMessage | None) -> Row:
     stats = stats_of(shown, name)
-    state: Span = ("+ ready", "good") if model and model.ready else ("! gaps", "bad") if model and model.nodes else ("o nobody", "dim")
+    state: Span = (
+        ("+ ready", "good")
+        if model and model.ready
+        else ("! gaps", "bad")
+        if model and model.nodes
+        else ("o nobody", "dim")
+    )
     held = 1 - model.coverage_deficit if model else 0.0
     epoch = _epoch(shown, name)
     rpm = (stats.combined_rpm_last_hour, stats.combined_rpm_last_day, stats.combined_rpm_last_month) if stats else None
@@ -67,7 +73,12 @@ def _row(shown: Shown, name: str, model: ModelMessage | None) -> Row:
         "context": line(str(model.context_length) if model else numbers.NONE),
         "size": line((_weights(shown, name), "dim")),
     }
-    sort = {"hour": rpm[0] if rpm else None, "model": visible(name), "held": held, "nodes": float(model.nodes if model else 0)}
+    sort = {
+        "hour": rpm[0] if rpm else None,
+        "model": visible(name),
+        "held": held,
+        "nodes": float(model.nodes if model else 0),
+    }
     return Row(name, cells, sort, words=state[0])
 
 
@@ -111,10 +122,11 @@ def _demand(shown: Shown, key: str, width: int) -> list[Line]:
     )
     parts: list[Span] = [(" requests a minute   ", "dim")]
     for name, own, combined in rows_of:
-        parts += [(f"{name.strip()} ", "dim"), (numbers.rpm(combined), "strong"), (f" (here {numbers.rpm(own)})   ", "dim")]
-    said = [tuple(parts)]
+        here = (f" (here {numbers.rpm(own)})   ", "dim")
+        parts += line((f"{name.strip()} ", "dim"), (numbers.rpm(combined), "strong"), here)
+    said = wrap(tuple(parts), width)
     if any(stats.minutes):
-        room = max(10, min(60, width - 26))
+        room = max(10, min(60, width - 34))
         spark = sparks.sparkline(sparks.squeeze(stats.minutes, room), min(room, len(stats.minutes)))
         said.append(line((" last hour, by minute ", "dim"), (spark, "accent"), f" max {max(stats.minutes)}"))
     return said
@@ -148,7 +160,16 @@ def _trackers(shown: Shown) -> list[Line]:
                  (f"   unsaved {numbers.coarse(stats.unsaved_s)}" if stats.unsaved_s > 60 else "", "warn"))]  # fmt: skip
     for peer in stats.peers:
         state: Span = ("+ heard", "good") if peer.up else ("! silent", "bad")
-        said.append(line((" peer    ", "dim"), span(peer.url), "  ", state, f" {numbers.age(peer.age_s)} ago  ", span(peer.error, "bad")))
+        said.append(
+            line(
+                (" peer    ", "dim"),
+                span(peer.url),
+                "  ",
+                state,
+                f" {numbers.age(peer.age_s)} ago  ",
+                span(peer.error, "bad"),
+            )
+        )
     return said
 
 
@@ -160,7 +181,12 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
         said += [line(" revision ", span(revision)) for revision in model.revisions]
     nodes = [node for node in shown.snapshot.nodes if node.model_key == key]
     said += [(), ruler("nodes", width)]
-    said += [line(" ", span(f"{node.name:<16}"), f" {node.shard_start}-{node.shard_end}  {node.state}  ", (node.dtype, "dim")) for node in nodes]
+    said += [
+        line(
+            " ", span(f"{node.name:<16}"), f" {node.shard_start}-{node.shard_end}  {node.state}  ", (node.dtype, "dim")
+        )
+        for node in nodes
+    ]
     return said
 
 

@@ -64,7 +64,9 @@ def _row(shown: Shown, row: NodeMessage) -> Row:
         "layers": line(f"{row.shard_start}-{row.shard_end}"),
         "state": line(state),
         "bench": line((numbers.tps(row.benchmark_tokens_per_sec), "dim")),
-        "seen": line((numbers.tps(row.observed_tokens_per_sec), "") if row.observed_tokens_per_sec else ("idle", "dim")),
+        "seen": line(
+            (numbers.tps(row.observed_tokens_per_sec), "") if row.observed_tokens_per_sec else ("idle", "dim")
+        ),
         "spark": line((_spark(shown, row.node_id, 10), "accent")),
         "queue": line(str(row.queue_depth)),
         "sessions": line(str(max(row.in_flight, row.tracker_in_flight))),
@@ -85,11 +87,8 @@ def _row(shown: Shown, row: NodeMessage) -> Row:
 
 
 def _accelerators(row: NodeMessage) -> str:
-    found = row.hardware.accelerators
-    if not found:
-        return "none"
-    more = f" +{len(found) - 1}" if len(found) > 1 else ""
-    return found[0].name.removeprefix("NVIDIA ") + more
+    names = [accelerator.name.removeprefix("NVIDIA ") for accelerator in row.hardware.accelerators]
+    return (names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")) if names else "none"
 
 
 def _fullness(used: float, total: float) -> Tone:
@@ -153,10 +152,17 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
         return said
     said += [(), ruler("tok/s over the snapshots kept", width)]
     said.append(line(" ", (_spark(shown, key, max(10, min(width - 2, len(shown.past)))), "accent")))
-    said += [(), ruler("address", width), line(" ", span(row.url)), line((f" revision {visible(row.revision)}   context {row.context_length}", "dim"))]
+    said += [
+        (),
+        ruler("address", width),
+        line(" ", span(row.url)),
+        line((f" revision {visible(row.revision)}   context {row.context_length}", "dim")),
+    ]
     events = [event for event in shown.events if event.node_id == key][:20]
     said += [(), ruler("events", width)]
-    said += [line(f" {numbers.clock(event.at)}  ", span(event.kind, "accent"), "  ", span(event.text)) for event in events]
+    said += [
+        line(f" {numbers.clock(event.at)}  ", span(event.kind, "accent"), "  ", span(event.text)) for event in events
+    ]
     return said if events else [*said, line((" none kept", "dim"))]
 
 

@@ -41,7 +41,9 @@ def coarse(seconds: float) -> str:
     if seconds < 3600:
         return f"{int(seconds // 60)}m"
     if seconds < 86_400:
-        return f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}" if seconds < 36_000 else f"{seconds / 3600:.0f}h"
+        return (
+            f"{int(seconds // 3600)}h{int(seconds % 3600 // 60):02d}" if seconds < 36_000 else f"{seconds / 3600:.0f}h"
+        )
     return f"{int(seconds // 86_400)}d"
 
 
@@ -76,7 +78,11 @@ def of(done: float, total: float) -> str:
     for unit, scale in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if total >= scale:
             part = done / scale
-            return f"{part:.1f}/{total / scale:.1f}{unit}" if total / scale < 10 else f"{part:.0f}/{total / scale:.0f}{unit}"
+            return (
+                f"{part:.1f}/{total / scale:.1f}{unit}"
+                if total / scale < 10
+                else f"{part:.0f}/{total / scale:.0f}{unit}"
+            )
     return f"{done:.0f}/{total:.0f}B"
 
 

@@ -97,7 +97,7 @@ def _config(config: RoutingConfigMessage) -> list[Span]:
         ("  half-life ", f"{config.stats_half_life_s:g}s"),
         ("  min ", f"{config.min_sample_tokens} tok"),
     )
-    return [part for word, value in words for part in ((word, "dim"), (value, "strong"))]
+    return [part for word, value in words for part in line((word, "dim"), (value, "strong"))]
 
 
 # ---- why
@@ -120,7 +120,9 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
 
 def _learned(row: CandidateMessage) -> Line:
     if row.learned_tps is None:
-        return line(" not measured yet; prior ", (numbers.tps(row.prior_tps), "strong"), " tok/s from the nodes' benchmarks")
+        return line(
+            " not measured yet; prior ", (numbers.tps(row.prior_tps), "strong"), " tok/s from the nodes' benchmarks"
+        )
     spread = f" ±{numbers.tps(row.spread_tps)}" if row.spread_tps is not None else ""
     return line(
         " learned ", (numbers.tps(row.learned_tps), "strong"), f"{spread} tok/s from {row.samples} calls",
@@ -150,12 +152,13 @@ def _freshness(row: CandidateMessage) -> Line:
         return line((" remembered, but no candidate in this topology", "warn"))
     parts: list[Span] = [(" ", "")]
     if row.stale_in_s:
-        parts += [("stale in ", ""), (numbers.coarse(row.stale_in_s), "strong"), (" if unused", "")]
+        parts += line(("stale in ", ""), (numbers.coarse(row.stale_in_s), "strong"), (" if unused", ""))
     elif row.learned_tps is None:
-        parts += [("waits for its first scout", "")]
+        parts += line(("waits for its first scout", ""))
     else:
-        parts += [("what was measured has gone stale: a scout may come", "warn")]
-    parts += [("   the next scout goes here *", "accent")] if row.next_scout else []
+        parts += line(("what was measured has gone stale: a scout may come", "warn"))
+    if row.next_scout:
+        parts.append(("   the next scout goes here *", "accent"))
     return tuple(parts)
 
 
@@ -172,7 +175,13 @@ def _speed_over_time(shown: Shown, row: CandidateMessage, width: int) -> list[Li
     values = [learned(snapshot) for snapshot in past]
     if all(value is None for value in values):
         return []
-    return [line((" tok/s ", "dim"), (sparks.sparkline(values, min(room, len(values))), "accent"), f" {numbers.tps(values[-1])}")]
+    return [
+        line(
+            (" tok/s ", "dim"),
+            (sparks.sparkline(values, min(room, len(values))), "accent"),
+            f" {numbers.tps(values[-1])}",
+        )
+    ]
 
 
 def _hops(shown: Shown, row: CandidateMessage, width: int) -> list[Line]:
@@ -180,7 +189,12 @@ def _hops(shown: Shown, row: CandidateMessage, width: int) -> list[Line]:
     total = sum(hop.computing_us or 0 for hop in row.hops)
     roomy = width >= 60
     more = f"{'queued':>10}{'load':>6}" if roomy else ""
-    said = [line((f" {'hop':<12}{'layers':>8}{'compute':>10}{more}", "title"), ("  of it" if not roomy else "  share of time", "title"))]
+    said = [
+        line(
+            (f" {'hop':<12}{'layers':>8}{'compute':>10}{more}", "title"),
+            ("  of it" if not roomy else "  share of time", "title"),
+        )
+    ]
     for hop in row.hops:
         name = visible(hop.name) or node_name(shown.snapshot, hop.node_id)
         share = (hop.computing_us or 0) / total if total else 0.0
@@ -223,11 +237,16 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
     for model in routing.models if routing else ():
         if any(c.signature == key for c in model.candidates) and model.left_out:
             said += [(), ruler("left out of the candidates", width)]
-            said += [line(" ", span(node_name(shown.snapshot, who)), "  ", span(why, "dim")) for who, why in model.left_out]
+            said += [
+                line(" ", span(node_name(shown.snapshot, who)), "  ", span(why, "dim")) for who, why in model.left_out
+            ]
     said += [(), ruler("recent calls over this route", width)]
     calls = [call for call in shown.snapshot.calls if call.signature == key][:10]
     said += [
-        line(f" {numbers.clock(call.accepted_at)}  {call.mode or '-':<16}{numbers.tps(call.tps):>7} tok/s  ", (call.outcome, "dim"))
+        line(
+            f" {numbers.clock(call.accepted_at)}  {call.mode or '-':<16}{numbers.tps(call.tps):>7} tok/s  ",
+            (call.outcome, "dim"),
+        )
         for call in calls
     ] or [line((" none of those shown", "dim"))]
     return said

@@ -121,7 +121,7 @@ def wrap(parts: Line, width: int, indent: int = 3) -> list[Line]:
         wide = cell_len(word.rstrip())
         if now and used + wide > width:
             lines.append(tuple(now))
-            now, used = [(" " * indent, "")], indent
+            now, used = list(line(" " * indent)), indent
             word = word.lstrip()
         now.append((word, tone))
         used += cell_len(word)

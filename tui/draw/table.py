@@ -19,6 +19,8 @@ class Column:
     right: bool = False
     grow: bool = False
     drop: int = 0
+    count: int = 0
+    """Its header counts so many layers over its width; 0: the label."""
 
 
 @dataclass(frozen=True, slots=True)

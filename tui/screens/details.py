@@ -41,7 +41,9 @@ class DetailsScreen(ModalScreen[None]):
         block = self.query_one("#details", Lines)
         width = max(1, block.size.width)
         block.put([cut(parts, width) for parts in self.spec.details(shown, self.key, width)])
-        keys = line(("esc", "key"), (" back  ", "dim"), ("up down", "key"), (" scroll  ", "dim"), ("y", "key"), (" copy", "dim"))
+        keys = line(
+            ("esc", "key"), (" back  ", "dim"), ("up down", "key"), (" scroll  ", "dim"), ("y", "key"), (" copy", "dim")
+        )
         self.query_one("#details-keys", Lines).put([keys])
 
     def action_back(self) -> None:

@@ -12,10 +12,29 @@ from tui.draw.spans import Line, fit, line, ruler
 from tui.widgets.lines import Lines
 
 SIGNS: tuple[Line, ...] = (
-    line((" + proven ", "good"), ("learned from real calls   ", "dim"), ("? unsampled ", "accent"), ("only a prior", "dim")),
-    line((" ~ stale ", "warn"), ("not measured for a while   ", "dim"), ("v decayed ", "dim"), ("as good as forgotten", "dim")),
-    line((" x not now ", "dim"), ("remembered, no candidate in this topology   ", "dim"), ("* ", "accent"), ("next scout", "dim")),
-    line((" calls: ", "dim"), "E exploit  S scout  P pinned  G greedy-fallback  . running  - cancelled  ", ("x failed", "bad")),
+    line(
+        (" + proven ", "good"),
+        ("learned from real calls   ", "dim"),
+        ("? unsampled ", "accent"),
+        ("only a prior", "dim"),
+    ),
+    line(
+        (" ~ stale ", "warn"),
+        ("not measured for a while   ", "dim"),
+        ("v decayed ", "dim"),
+        ("as good as forgotten", "dim"),
+    ),
+    line(
+        (" x not now ", "dim"),
+        ("remembered, no candidate in this topology   ", "dim"),
+        ("* ", "accent"),
+        ("next scout", "dim"),
+    ),
+    line(
+        (" calls: ", "dim"),
+        "E exploit  S scout  P pinned  G greedy-fallback  . running  - cancelled  ",
+        ("x failed", "bad"),
+    ),
 )
 
 

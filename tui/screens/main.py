@@ -141,14 +141,14 @@ class MainScreen(Screen[None]):
         active = self.active
         if isinstance(active, TableView):
             entry = self.query_one("#filter", Input)
-            entry.value = active.query
+            entry.value = active.words
             entry.display = True
             entry.focus()
 
     def action_back(self) -> None:
         if self.query_one("#filter").display:
             self.close_filter(clear=True)
-        elif isinstance(self.active, TableView) and self.active.query:
+        elif isinstance(self.active, TableView) and self.active.words:
             self.active.set_filter("")
         else:
             self.console.say("")

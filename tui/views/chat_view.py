@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 from textual.worker import Worker
 
+from meshnet.domain.routing import POLICY_NAMES
 from meshnet.wire.routing import CandidateMessage
 from tui.chat import AUTO, Choice, messages, race_verdict, to_markdown
 from tui.draw import numbers
@@ -73,7 +74,16 @@ class ChatView(Vertical):
             return [("esc", "stop")]
         if self.query_one("#prompt").has_focus:
             return [("enter", "send"), ("esc", "keys")]
-        return [("i", "write"), ("p", "route"), ("b", "race"), ("r", "redo"), ("m", "md/raw"), ("o", "model"), ("y", "copy"), ("e", "export")]
+        return [
+            ("i", "write"),
+            ("p", "route"),
+            ("b", "race"),
+            ("r", "redo"),
+            ("m", "md/raw"),
+            ("o", "model"),
+            ("y", "copy"),
+            ("e", "export"),
+        ]
 
     @property
     def lanes(self) -> list[Lane]:
@@ -99,7 +109,9 @@ class ChatView(Vertical):
         """Pin the first lane, or start a race against auto, from the routing table."""
         self.shown = shown
         choice = _pin(shown, row)
-        self.model_key = next(model.model_key for model, c in candidates(shown.snapshot) if c.signature == row.signature)
+        self.model_key = next(
+            model.model_key for model, c in candidates(shown.snapshot) if c.signature == row.signature
+        )
         first, second = self.query(Lane)
         first.choice, second.choice = choice, AUTO
         self._set_racing(race)
@@ -250,10 +262,12 @@ def _pin(shown: Shown, row: CandidateMessage) -> Choice:
 def _choices(shown: Shown, model_key: str) -> dict[str, tuple[Choice, str]]:
     """Auto, the policies, and every candidate of this model, fastest first."""
     found: dict[str, tuple[Choice, str]] = {"auto": (AUTO, "as the tracker decides")}
-    for policy in ("default", "greedy", "thompson", "ucb"):
-        found[f"policy:{policy}"] = (Choice(label=f"policy {policy}", policy=policy), "only where this tracker has it")
+    for policy in POLICY_NAMES:
+        found[f"policy:{policy}"] = (Choice(label=f"policy {policy}", policy=policy), "for this question only")
     rows = [row for model, row in candidates(shown.snapshot) if model.model_key == model_key and row.current]
     for row in sorted(rows, key=lambda row: -(row.learned_tps or 0)):
-        text = f"{visible(row.status)}, learned {numbers.tps(row.learned_tps)}, prior {numbers.tps(row.prior_tps)} tok/s"
+        text = (
+            f"{visible(row.status)}, learned {numbers.tps(row.learned_tps)}, prior {numbers.tps(row.prior_tps)} tok/s"
+        )
         found[row.signature] = (_pin(shown, row), text)
     return found

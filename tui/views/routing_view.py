@@ -69,5 +69,3 @@ class RoutingView(TableView):
 
     def _map(self, shown: Shown, width: int) -> list[Line]:
         return layers.small_map(shown, width, max(3, self.query_one(".map").size.height))
-
-

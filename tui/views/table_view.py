@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.containers import Container, Vertical
 from textual.message import Message
 
-from tui.draw.spans import Line, line
+from tui.draw.spans import Line, Span, line
 from tui.draw.spec import TableSpec
 from tui.draw.table import Arranged, arrange
 from tui.model import Shown
@@ -52,7 +52,7 @@ class TableView(Vertical):
         super().__init__(id=spec.name, classes="-side" if spec.side_pane else "")
         self.spec = spec
         self.shown: Shown | None = None
-        self.query = ""
+        self.words = ""
         self.held = False
         self.following = spec.follows
         self._sort_at = 0
@@ -98,9 +98,9 @@ class TableView(Vertical):
         if self._reversed:
             sort = type(sort)(sort.name, not sort.descending)
         rows = spec.rows(shown, table.grow_width())
-        hold = self.held or (monotonic() - self._moved_at < LAZY_S and not self.query)
-        self._arranged = arrange(rows, sort, self.query, table.rows, hold and bool(table.rows))
-        empty = line(("no row matches the filter", "warn")) if self.query and rows else spec.empty(shown)
+        hold = self.held or (monotonic() - self._moved_at < LAZY_S and not self.words)
+        self._arranged = arrange(rows, sort, self.words, table.rows, hold and bool(table.rows))
+        empty = line(("no row matches the filter", "warn")) if self.words and rows else spec.empty(shown)
         table.put(self._arranged.rows, sort, follow=self.following and not hold, empty=empty)
         head = spec.head(shown, self.size.width)
         self.query_one(".head").display = bool(head)
@@ -120,26 +120,26 @@ class TableView(Vertical):
 
     def _summary(self, shown: Shown) -> Line:
         sort = self.spec.sorts[self._sort_at]
-        parts = [(" ", ""), *self.spec.summary(shown), ("  by " + sort.name, "dim")]
+        parts: list[Span] = [(" ", ""), *self.spec.summary(shown), ("  by " + sort.name, "dim")]
         return (*parts, *self._state())
 
     def _state(self) -> Line:
-        found: Line = ()
+        found: list[Span] = []
         table = self.table
-        if self.query:
-            found += ((f"  /{self.query} {len(self._arranged.rows)} of {self._arranged.total}", "accent"),)
+        if self.words:
+            found.append((f"  /{self.words} {len(self._arranged.rows)} of {self._arranged.total}", "accent"))
         if self.held:
-            found += (("  HELD", "warn"), (f" +{self._arranged.waiting} new" if self._arranged.waiting else "", "warn"))
+            found.append((f"  HELD, {self._arranged.waiting} new wait" if self._arranged.waiting else "  HELD", "warn"))
         if self.spec.follows:
-            found += (("  follow " + ("on" if self.following else "off"), "dim"),)
+            found.append(("  follow " + ("on" if self.following else "off"), "dim"))
         if table.dropped_columns:
-            found += ((f"  -{table.dropped_columns} cols", "dim"),)
-        return found
+            found.append((f"  -{table.dropped_columns} cols", "dim"))
+        return tuple(found)
 
     # ---- what the operator does
 
     def set_filter(self, query: str) -> None:
-        self.query = query
+        self.words = query
         self.redraw()
 
     def go_to(self, key: str) -> bool:
@@ -147,7 +147,7 @@ class TableView(Vertical):
         if self.table.go_to(key):
             self.following = False
             return True
-        if self.query:
+        if self.words:
             self.set_filter("")
             return self.table.go_to(key)
         return False

@@ -20,9 +20,9 @@ class Answer(Vertical):
     def __init__(self, raw: bool = False) -> None:
         super().__init__(classes="answer")
         self._raw = raw
-        self._open = ""
+        self._growing = ""
         """Text of the block that still grows."""
-        self._closed: list[str] = []
+        self._done: list[str] = []
 
     def compose(self) -> ComposeResult:
         yield self._block("")
@@ -35,22 +35,22 @@ class Answer(Vertical):
     async def write(self, text: str) -> None:
         """Append; call it a few times a second, not once a token."""
         text = visible(text, KEPT)
-        self._open += text
+        self._growing += text
         last = self.children[-1]
         if isinstance(last, Markdown):
             await last.append(text)
         elif isinstance(last, Static):
-            last.update(Text(self._open))
-        at = split_chunk(self._open)
+            last.update(Text(self._growing))
+        at = split_chunk(self._growing)
         if at is not None:
-            closed, self._open = self._open[:at], self._open[at:]
-            self._closed.append(closed)
+            closed, self._growing = self._growing[:at], self._growing[at:]
+            self._done.append(closed)
             if isinstance(last, Markdown):
-                if self._open:
+                if self._growing:
                     await last.update(closed)
             elif isinstance(last, Static):
                 last.update(Text(closed))
-            await self.mount(self._block(self._open))
+            await self.mount(self._block(self._growing))
 
     async def set_raw(self, raw: bool) -> None:
         """Draw all of it again, the other way."""
@@ -58,4 +58,4 @@ class Answer(Vertical):
             return
         self._raw = raw
         await self.remove_children()
-        await self.mount_all(self._block(text) for text in [*self._closed, self._open])
+        await self.mount_all(self._block(text) for text in [*self._done, self._growing])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -41,22 +42,21 @@ class Lane(Vertical):
     def is_streaming(self) -> bool:
         return bool(self.turns) and self.turns[-1].is_running
 
-    async def ask(self, source: MeshSource, ask: ChatAsk, prompt: str, clock: object) -> None:
+    async def ask(self, source: MeshSource, ask: ChatAsk, prompt: str, clock: Callable[[], float]) -> None:
         """Stream one answer to its end. Cancelled, it closes the connection, which stops the generation."""
-        now = clock  # type: ignore[assignment]
-        turn = Turn(prompt, now())  # type: ignore[operator]
+        turn = Turn(prompt, clock())
         self.turns.append(turn)
         answer = await self._open_turn(prompt)
         pending, flushed = "", turn.asked_at
         try:
-            async with aclosing(source.chat(ask)) as stream:  # type: ignore[type-var]
+            async with aclosing(source.chat(ask)) as stream:
                 async for piece in stream:
-                    turn = turn.with_piece(piece, now())  # type: ignore[operator]
+                    turn = turn.with_piece(piece, clock())
                     self.turns[-1] = turn
                     pending += piece.text if isinstance(piece, ChatText) else ""
-                    if pending and now() - flushed >= FLUSH_S:  # type: ignore[operator]
+                    if pending and clock() - flushed >= FLUSH_S:
                         await answer.write(pending)
-                        pending, flushed = "", now()  # type: ignore[operator]
+                        pending, flushed = "", clock()
             if turn.is_running:
                 turn = replace(turn, finish="failed", error="the answer ended without its end")
         except MeshnetError as error:

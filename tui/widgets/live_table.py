@@ -14,6 +14,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
 from textual.message import Message
 from textual.strip import Strip
 
+from tui.draw.scale import scale
 from tui.draw.spans import BLANK, Line, Span, fit
 from tui.draw.table import Column, Row, Sort, pick_columns
 from tui.widgets.toned import Toned
@@ -208,6 +209,9 @@ class LiveTable(Toned, can_focus=True):
         parts: list[Span] = [(" " * MARK, "")]
         for column in picked:
             sorted_by = self.sort is not None and self.sort.name == column.key
+            if column.count:
+                parts += [*fit(scale(column.count, column.width), column.width), (" ", "")]
+                continue
             label = column.label + (("▾" if self.sort and self.sort.descending else "▴") if sorted_by else "")
             parts += fit(((label, "title"),), column.width, column.right)
             parts.append((" ", ""))
@@ -249,9 +253,13 @@ class LiveTable(Toned, can_focus=True):
             new = self.rows[j] if j < len(self.rows) else None
             if old is None and new is None:
                 continue
-            if old is None or new is None or old.key != new.key or (cursor_before == i) != (cursor == j):
-                self.repaint_line(y + 1)
-            elif old.gone != new.gone:
+            if (
+                old is None
+                or new is None
+                or old.key != new.key
+                or (cursor_before == i) != (cursor == j)
+                or old.gone != new.gone
+            ):
                 self.repaint_line(y + 1)
             elif old.cells != new.cells:
                 self._repaint_cells(y + 1, old, new)

@@ -22,6 +22,8 @@ class Toned(Widget):
         base = self.rich_style
         segments = []
         for text, tone in fit(parts, width):
+            if not text:
+                continue
             segments.append(Segment(text, base + (over or self.style_of(tone)) if over or tone else base))
         return Strip(segments, width)
 
