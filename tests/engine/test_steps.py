@@ -22,8 +22,8 @@ TOKEN_BYTES = LAYERS * 2 * 2 * 8 * 4
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     torch.manual_seed(3)
     config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=300, max_position_embeddings=512, initializer_range=0.3,
+        hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=300, max_position_embeddings=512, initializer_range=0.3,
     )  # fmt: skip
     return store_model(LlamaForCausalLM(config), tmp_path_factory.mktemp("steps"), "tiny")
 
