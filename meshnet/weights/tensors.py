@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,6 @@ def write_tensors(
 
     ``copied`` hears of every piece. The file is on disk (fsync) when this returns.
     """
-    import os
-
     # Widest first keeps every tensor aligned without padding; names make the order one.
     ordered = sorted(tensors, key=lambda t: (-ITEM_BITS[t.dtype], t.name))
     header = _header(ordered)
