@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from random import Random
 from typing import TypeVar
 
@@ -73,6 +73,7 @@ class Uplink:
         rng: Random,
         now: Callable[[], float],
         wall: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``relay_url``: ws://, wss://, http:// or https:// of its control port. ``trackers``: whose tickets let in."""
         self.url = URL(relay_url)
@@ -86,13 +87,14 @@ class Uplink:
         self._rng = rng
         self._now = now
         self._wall = wall
+        self._sleep = sleep
         self._tries = 0
         self._tasks = Tasks(f"uplink.{self.url.host}")
 
     async def run(self) -> None:
         """Forever: sit, and when that ends, wait and come back."""
         while True:
-            await self._pause(await self.sit())
+            await self._sleep(await self.sit())
 
     async def sit(self) -> float:
         """One seat from its taking to its end; returns how many seconds to stay away. Never raises on a bad relay."""
@@ -119,9 +121,6 @@ class Uplink:
 
     async def close(self) -> None:
         await self._tasks.close()
-
-    async def _pause(self, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
 
     async def _session(self) -> float | None:
         async with asyncio.timeout(HELLO_S):

@@ -73,6 +73,11 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._site: Site | None = None
 
+    @property
+    def url(self) -> str:
+        """Of the control port; empty before ``open``."""
+        return self._site.url if self._site is not None else ""
+
     async def open(self, tls: ssl.SSLContext | None = None) -> Site:
         """Listen on both ports. Raises StartError naming the address."""
         config = self.config

@@ -185,7 +185,7 @@ class End(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._partner: End | None = None
-        self._heard = False
+        self._heard = self._ended = False
         self.address = ""
         self.since = desk.now()
         self.greeting: Greeting
@@ -257,7 +257,10 @@ class End(asyncio.Protocol):
             return False
         if not partner._transport.is_closing() and partner._transport.can_write_eof():
             partner._transport.write_eof()
-        return True
+        self._ended = True
+        if partner._ended:
+            partner._transport.close()
+        return not partner._ended
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._desk.gone(self)

@@ -24,8 +24,9 @@ from meshnet.wire.tickets import MAX_TICKET_CHARS
 CONTROL = "/v1/relay"
 RELAYS = "/v1/seats"
 """Who is at the relay, for operators."""
-MAX_MESSAGE_BYTES = 20 * 1024
-"""A ticket of 64 hops and a certificate; both ends refuse more before they read it."""
+MAX_MESSAGE_BYTES = 16 * 1024
+"""A ticket of 64 hops and a certificate; both ends refuse more before they read it. Below 18,245, so that the first two
+letters of an HTTP request are refused as a length."""
 MAX_CONTROL_BYTES = MAX_MESSAGE_BYTES
 LENGTH_BYTES = 2
 

@@ -23,8 +23,8 @@ from meshnet.wire.messages import Count, Layer, ModelKeyText, NodeIdText, Revisi
 
 _CONTEXT = b"meshnet-ticket-v1\0"
 """So that nothing else a tracker's key signs can pass as a ticket."""
-MAX_TICKET_CHARS = 16 * 1024
-"""64 hops of about 130 bytes, base64: a longer one is no ticket, and is not decoded."""
+MAX_TICKET_CHARS = 12 * 1024
+"""64 hops of about 100 bytes, base64: a longer one is no ticket, and is not decoded."""
 Unix = Annotated[float, Meta(ge=0, le=1e11)]
 
 
