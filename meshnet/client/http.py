@@ -107,9 +107,9 @@ class Door:
         body: Any = None,
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[httpx.Response]:
-        """An answer that is read as it comes. Leaving the block closes the connection, even if it is left by a
-        cancellation and cancelled again meanwhile. Raises as ``ask``."""
+    ) -> AsyncIterator[Reading]:
+        """An answer that is read as it comes. Leaving the block before its end closes the connection, even if it is
+        left by a cancellation and cancelled again meanwhile. Raises as ``ask``."""
         content = None if body is None else msgspec.json.encode(body)
         sent = {**(JSON_HEADERS if content is not None else {}), **(headers or {})}
         request = self._http.build_request(
@@ -117,14 +117,16 @@ class Door:
         )
         with self.errors():
             response = await self._http.send(request, stream=True)
+        reading = Reading(response, self)
         try:
             if response.status_code >= 400:
                 with self.errors():
                     answer = await response.aread()
+                reading.ended = True
                 raise problem.error_from(response.status_code, answer[:MAX_ERROR_BYTES])
-            yield response
+            yield reading
         finally:
-            _hang_up(response)
+            reading.hang_up()
             await response.aclose()
 
     @contextlib.contextmanager
@@ -145,13 +147,28 @@ class Door:
             ) from None
 
 
-def _hang_up(response: httpx.Response) -> None:
-    """End the connection below httpx, without an await: ``aclose`` leaves it open when a second cancellation hits it,
-    and the daemon would go on generating for nobody. An answer read to its end gives its connection back instead."""
-    if response.is_stream_consumed or response.is_closed:
-        return
-    stream = response.extensions.get("network_stream")
-    line = stream.get_extra_info("socket") if stream is not None else None
-    if line is not None:
-        with contextlib.suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
+class Reading:
+    """A streamed answer: ``headers``, and its ``lines`` once."""
+
+    def __init__(self, response: httpx.Response, door: Door) -> None:
+        self.headers: Mapping[str, str] = response.headers
+        self.ended = False
+        self._response = response
+        self._door = door
+        network = response.extensions.get("network_stream")
+        self._line = network.get_extra_info("socket") if network is not None else None
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Raises as ``Door.ask``."""
+        with self._door.errors():
+            async for line in self._response.aiter_lines():
+                yield line
+        self.ended = True
+
+    def hang_up(self) -> None:
+        """End the connection below httpx and without an await: ``aclose`` leaves it open when a second cancellation
+        hits it, and the daemon would go on generating for nobody. An answer that was read to its end has given its
+        connection back, for others to use: that one stays."""
+        if not self.ended and self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)

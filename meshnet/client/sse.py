@@ -76,12 +76,15 @@ ChatEvent = TextDelta | Finish | UsageReport
 async def chat_events(events: AsyncIterator[Sse], url: str) -> AsyncIterator[ChatEvent]:
     """A chat stream up to its [DONE]. An error event is raised as the MeshnetError it carries; an end without [DONE]
     as Unreachable(code="connection_lost")."""
+    done = False
     async for event in events:
         if event.data == "[DONE]":
-            return
+            done = True  # read on: an answer read to its end gives its connection back
+            continue
         for part in _parse(event.data):
             yield part
-    raise Unreachable(f"{url} ended the answer before its end.", code="connection_lost")
+    if not done:
+        raise Unreachable(f"{url} ended the answer before its end.", code="connection_lost")
 
 
 def _parse(data: str) -> list[ChatEvent]:
@@ -92,9 +95,7 @@ def _parse(data: str) -> list[ChatEvent]:
     if not isinstance(chunk, dict):
         raise MeshnetError("A chunk is no object.", code="bad_answer")
     if chunk.get("error"):
-        # The status went out long ago: what kind of error it is stands in its type and code alone.
-        status = 400 if chunk["error"].get("type") == "invalid_request_error" else 502
-        raise problem.error_from(status, data.encode())
+        raise problem.error_in_event(data.encode())
     parts: list[ChatEvent] = []
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from meshnet.client.http import ANSWER, Door
+from meshnet.client.http import ANSWER, Door, Reading
 from meshnet.client.sse import ChatEvent, chat_events, read_events
 from meshnet.domain.errors import MeshnetError
 from meshnet.wire import api
@@ -42,18 +42,16 @@ HINT = "start it with: meshnet up"
 class ChatStream:
     """An answer as it comes: iterate once. The headers say which call, route and mode it is."""
 
-    def __init__(self, response: httpx.Response, door: Door) -> None:
-        self.call_id = response.headers.get(api.CALL_ID, "")
-        self.route = response.headers.get(api.ROUTE, "")
+    def __init__(self, reading: Reading, url: str) -> None:
+        self.call_id = reading.headers.get(api.CALL_ID, "")
+        self.route = reading.headers.get(api.ROUTE, "")
         """Signature of the route that began the answer; "" if the headers went out before one was chosen."""
-        self.mode = response.headers.get(api.MODE, "")
-        self._response = response
-        self._door = door
+        self.mode = reading.headers.get(api.MODE, "")
+        self._reading = reading
+        self._url = url
 
-    async def __aiter__(self) -> AsyncIterator[ChatEvent]:
-        with self._door.errors():
-            async for event in chat_events(read_events(self._response.aiter_lines()), self._door.url):
-                yield event
+    def __aiter__(self) -> AsyncIterator[ChatEvent]:
+        return chat_events(read_events(self._reading.lines()), self._url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +150,15 @@ class TrackerClient:
         """Live events, first those after the id ``after``. The iterator ends by Unreachable when the line breaks: come
         back with the last id seen."""
         headers = None if after is None else {"Last-Event-ID": str(after)}
-        async with self._door.stream("GET", api.EVENTS, headers=headers) as response:
-            yield self._events(response)
-
-    async def _events(self, response: httpx.Response) -> AsyncIterator[EventMessage]:
-        with self._door.errors():
-            async for event in read_events(response.aiter_lines()):
-                yield msgspec.json.decode(event.data, type=EventMessage)
+        async with self._door.stream("GET", api.EVENTS, headers=headers) as reading:
+            yield _events(reading)
 
     @contextlib.asynccontextmanager
     async def chat(self, body: Mapping[str, Any]) -> AsyncIterator[ChatStream]:
         """Ask, streaming. Leaving the block early stops the generation on every node."""
         streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        async with self._door.stream("POST", api.CHAT, streaming) as response:
-            yield ChatStream(response, self._door)
+        async with self._door.stream("POST", api.CHAT, streaming) as reading:
+            yield ChatStream(reading, self._door.url)
 
     async def ask(self, body: Mapping[str, Any]) -> ChatAnswer:
         """Ask and wait for the whole answer."""
@@ -179,6 +172,11 @@ class TrackerClient:
             answer["id"],
             answer.get("meshnet") or {},
         )
+
+
+async def _events(reading: Reading) -> AsyncIterator[EventMessage]:
+    async for event in read_events(reading.lines()):
+        yield msgspec.json.decode(event.data, type=EventMessage)
 
 
 def _path(template: str, **values: str) -> str:

@@ -32,6 +32,9 @@ _BY_CODE = {
     "rate_limited": 429,
 }
 
+_EVENT_STATUS = {"overloaded": 503, "shutting_down": 503, "cancelled": 503, "deadline_exceeded": 504}
+"""Codes that do not name a node, among the server's."""
+
 _CLASSES: dict[int, type[errors.MeshnetError]] = {
     400: errors.InvalidRequest,
     401: errors.Forbidden,
@@ -80,6 +83,13 @@ def error_from(status: int, body: bytes) -> errors.MeshnetError:
     if kind is errors.NodeFailed:
         return errors.NodeFailed(message, code=code)
     return kind(message, code=code, param=param)
+
+
+def error_in_event(body: bytes) -> errors.MeshnetError:
+    """The same for an error that came inside a stream: its status went out long ago, type and code tell."""
+    fields = _error_fields(body)
+    status = 400 if fields.get("type") == "invalid_request_error" else 502
+    return error_from(_EVENT_STATUS.get(str(fields.get("code")), status), body)
 
 
 def _error_fields(body: bytes) -> dict[str, Any]:
