@@ -21,6 +21,7 @@ from meshnet.cli.down import down
 from meshnet.cli.logs import logs
 from meshnet.cli.models import app as models_app
 from meshnet.cli.nodes import nodes
+from meshnet.cli.routes import routes
 from meshnet.cli.status import status
 from meshnet.cli.terminal import complain, prepare_streams, silence_broken_pipe
 from meshnet.cli.up import app as up_app
@@ -39,6 +40,7 @@ app.command()(status)
 app.command()(chat)
 app.command()(logs)
 app.command()(nodes)
+app.command()(routes)
 app.command()(coverage)
 app.add_typer(models_app, name="models")
 app.command("console")(open_console)

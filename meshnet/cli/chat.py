@@ -20,6 +20,9 @@ from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError
 
+DEFAULT_TEMPERATURE = 0.3
+"""The dialect's own default of 1.0 lets small models ramble; much lower, and large ones repeat themselves."""
+
 
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this and exit. Without it: a conversation.")] = None,
@@ -27,7 +30,7 @@ def chat(
     route: Annotated[
         str | None, typer.Option(metavar="A,B", help="Pin the route: names or node_ids, head first.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = DEFAULT_TEMPERATURE,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and question give the same answer.")] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,

@@ -49,7 +49,7 @@ class Home:
     def records(self) -> list[RunFile]:
         """What every readable run file says, trackers first, then by name; whether it is true is for processes.py."""
         found = [read_run_file(path) for path in sorted(self.run_folder.glob("*.json"))]
-        return sorted((r for r in found if r is not None), key=lambda r: (r.kind != "tracker", _natural(r.name)))
+        return sorted((r for r in found if r is not None), key=lambda r: (r.kind != "tracker", natural(r.name)))
 
     def record(self, name: str) -> RunFile | None:
         return read_run_file(self.run_file(name))
@@ -75,7 +75,7 @@ def read_run_file(path: Path) -> RunFile | None:
         return None
 
 
-def _natural(name: str) -> tuple[str, int, str]:
+def natural(name: str) -> tuple[str, int, str]:
     """``n2`` before ``n10``."""
     match = re.fullmatch(r"(.*?)(\d*)", name)
     return (match[1], int(match[2] or 0), name) if match else (name, 0, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from pathlib import Path
@@ -19,12 +18,15 @@ from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.tables import models_table, nodes_table
 from meshnet.cli.terminal import complain, console, visible
+from meshnet.client.snapshot import take_snapshot
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError
-from meshnet.wire.status import Snapshot, TrackerMessage
+from meshnet.wire.status import Snapshot
 
 WATCH_EVERY_S = 2.0
 """Nodes are heard every 5 s; 2 s shows a change soon and costs four small requests."""
+CALLS_IN_SNAPSHOT = 20
+"""Newest calls in ``--json``: enough to see what goes on; all of them are at GET /v1/calls."""
 
 
 def status(
@@ -57,17 +59,8 @@ def status(
 
 
 async def take(tracker: TrackerClient) -> Snapshot:
-    """What ``status`` shows, asked at once."""
-    health, nodes, models, coverage = await asyncio.gather(
-        tracker.health(), tracker.nodes(), tracker.models(), tracker.coverage()
-    )
-    return Snapshot(
-        taken_at=time.time(),
-        trackers=(TrackerMessage(url=tracker.url, version=health.version),),
-        nodes=nodes.nodes,
-        models=models.data,
-        coverage=coverage.models,
-    )
+    """The snapshot that the console draws, with fewer calls."""
+    return await take_snapshot(tracker, tracker.url, time.time(), CALLS_IN_SNAPSHOT)
 
 
 def print_json(value: object) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from meshnet.cli.home import natural
 from meshnet.cli.terminal import format_age, format_bytes, visible
 from meshnet.domain.ids import short_node_id
 from meshnet.wire.messages import CoverageModel, ModelMessage, NodeMessage
@@ -25,7 +26,7 @@ def plain_table(*columns: str) -> Table:
 
 def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
     table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "heard>", "id")
-    for node in nodes:
+    for node in by_name(nodes):
         state = state_of(node)
         table.add_row(
             visible(node.name),
@@ -33,7 +34,7 @@ def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
             visible(node.model_key),
             Text(state, style=_STATE_STYLES.get(state, "red")),
             str(max(node.queue_depth, node.tracker_in_flight)),
-            f"{node.observed_tokens_per_sec or node.benchmark_tokens_per_sec:.1f}",
+            f"{node.benchmark_tokens_per_sec:.1f}",
             format_age(node.heartbeat_age_s),
             visible(short_node_id(node.node_id)),
         )
@@ -42,7 +43,7 @@ def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
 
 def hardware_table(nodes: Sequence[NodeMessage]) -> Table:
     table = plain_table("node", "cpu", "cores>", "ram free>", "ram>", "kv free>", "url")
-    for node in nodes:
+    for node in by_name(nodes):
         hardware = node.hardware
         table.add_row(
             visible(node.name),
@@ -69,6 +70,11 @@ def models_table(models: Sequence[ModelMessage], coverage: Sequence[CoverageMode
             Text(words, style="green" if model.ready else "red"),
         )
     return table
+
+
+def by_name(nodes: Sequence[NodeMessage]) -> list[NodeMessage]:
+    """As people expect them, ``n2`` before ``n10``."""
+    return sorted(nodes, key=lambda node: (*natural(node.name), node.node_id))
 
 
 def state_of(node: NodeMessage) -> str:

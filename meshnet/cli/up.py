@@ -177,7 +177,8 @@ def _tell(home: Home, report: Report, whole: bool) -> int:
     for sight in report.sights:
         if sight.phase == "ready":
             how = "kept" if sight.name in report.kept else "started"
-            out.print(f"{visible(sight.name):<10}{sight.url:<24} {how:<8} {visible(sight.detail)}", soft_wrap=True)
+            line = f"{visible(sight.name):<10}{sight.url:<24} {how:<8} {visible(sight.detail)}"
+            out.print(line.rstrip(), soft_wrap=True)
     if report.failures:
         _tell_failures(home, report)
         return exits.FAILED

@@ -70,9 +70,7 @@ def test_control_characters_of_the_model_are_made_visible(mesh: Mesh, capsys: Ca
         ("vanish", 1, "The answer was cut off:"),
     ],
 )
-def test_failures_say_why_and_keep_what_came(
-    mesh: Mesh, capsys: Capsys, question: str, code: int, words: str
-) -> None:
+def test_failures_say_why_and_keep_what_came(mesh: Mesh, capsys: Capsys, question: str, code: int, words: str) -> None:
     assert main(["chat", "--tracker", mesh[0], question]) == code
     out, err = capsys.readouterr()
     assert words in err
@@ -150,10 +148,10 @@ class Typed:
             raise EOFError from None
 
 
-def converse(url: str, *lines: str, wishes: Wishes = Wishes()) -> Typed:
+def converse(url: str, *lines: str, route: tuple[str, ...] = ()) -> Typed:
     typed = Typed(*lines)
     with asyncio.Runner() as runner:
-        Conversation(runner, url, wishes, typed).run()
+        Conversation(runner, url, Wishes(route=route), typed).run()
     return typed
 
 
@@ -212,7 +210,7 @@ def test_conversation_with_a_dead_tracker_ends_at_once(capsys: Capsys) -> None:
 def test_ambiguous_node_name_is_refused(mesh: Mesh) -> None:
     mesh[1].nodes[1]["name"] = "n1"
     with pytest.raises(NotFound, match="'n1' means 2 nodes"):
-        converse(mesh[0], wishes=Wishes(route=("n1",)))
+        converse(mesh[0], route=("n1",))
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(machine: Machine, mesh: Mesh) -> None:

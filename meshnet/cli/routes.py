@@ -1,0 +1,140 @@
+"""``meshnet routes``: what the tracker learned of each route, how the next requests will spread, and why."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from meshnet.cli.connect import ask, find_tracker
+from meshnet.cli.question import choose_model, short_route
+from meshnet.cli.status import print_json
+from meshnet.cli.tables import plain_table
+from meshnet.cli.terminal import console, visible
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.errors import MeshnetError
+from meshnet.wire.routing import (
+    CandidateMessage,
+    DecisionMessage,
+    ExplainRequest,
+    ExplainResponse,
+    RoutingConfigMessage,
+    RoutingModel,
+    RoutingResponse,
+)
+
+WATCH_EVERY_S = 4.0
+"""ADR-0021's own rhythm for this table."""
+_STYLES = {"proven": "green", "unsampled": "cyan", "stale": "yellow", "decayed": "yellow"}
+
+
+def routes(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="What would be chosen now, and why.")] = False,
+    policy: Annotated[str | None, typer.Option(help="With --explain: by this policy.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What the tracker answers.")] = False,
+    tracker: Annotated[str | None, typer.Option(help="Address of the tracker.")] = None,
+) -> None:
+    """Show the learned routes: speed, expected share of traffic, samples, status.
+
+    \b
+    Examples:
+      meshnet routes
+      meshnet routes --watch
+      meshnet routes --explain --model smollm2-135m
+    """
+    url = find_tracker(tracker, os.environ, Path.cwd())
+    if explain:
+        answer = ask(url, lambda client: _explain(client, model, policy))
+        print_json(answer) if as_json else console().print(render_explanation(answer), soft_wrap=True)
+        return
+    if as_json:
+        print_json(ask(url, lambda client: client.routing(model)))
+    elif watch:
+        _watch(url, model)
+    else:
+        console().print(render(ask(url, lambda client: client.routing(model))))
+
+
+def render(answer: RoutingResponse) -> RenderableType:
+    if not answer.models:
+        return Text("No node serves a model yet. Start some with: meshnet up")
+    return Group(*(part for model in answer.models for part in _model(model, answer.config)))
+
+
+def render_explanation(answer: ExplainResponse) -> RenderableType:
+    names = names_in(answer.candidates)
+    lines = [Text(f"{visible(answer.model_key)}, topology epoch {answer.topology_epoch}", "bold")]
+    decision = answer.decision
+    if decision is None:
+        lines.append(Text("No route can be chosen.", "bold red"))
+    else:
+        chosen = visible(short_route(decision.signature, names))
+        lines.append(Text(f"{decision.mode} by {decision.policy or 'the tracker'}: {chosen}", "bold"))
+        lines.append(Text(f"because {visible(decision.why)}"))
+        for signature in decision.scores | decision.probabilities:
+            lines.append(Text(f"  {visible(short_route(signature, names)):<40} {_score(decision, signature)}"))
+    lines += [Text(f"left out: {visible(who)}: {visible(why)}") for who, why in answer.left_out]
+    return Group(*lines)
+
+
+def names_in(candidates: Iterable[CandidateMessage]) -> dict[str, str]:
+    return {hop.node_id: visible(hop.name) for row in candidates for hop in row.hops if hop.name}
+
+
+def _model(model: RoutingModel, config: RoutingConfigMessage) -> Sequence[RenderableType]:
+    title = (
+        f"{visible(model.model_key)}: policy {visible(config.policy)}, explore {config.explore_share:g}, "
+        f"alpha {config.weight_alpha:g}, half-life {config.stats_half_life_s:g} s, "
+        f"min tokens {config.min_sample_tokens}, topology epoch {model.topology_epoch}"
+    )
+    table = plain_table("route", "status", "tok/s>", "coef>", "share>", "samples>", "weight>", "prior>")
+    names = names_in(model.candidates)
+    for row in model.candidates:
+        table.add_row(
+            visible(short_route(row.signature, names)),
+            Text(row.status, _STYLES.get(row.status, "")),
+            _number(row.learned_tps, ".1f"),
+            _number(row.coefficient, ".2f"),
+            f"{row.expected_share:.0%}",
+            str(row.samples),
+            f"{row.weight:.1f}",
+            f"{row.prior_tps:.1f}",
+        )
+    notes = [Text(f"left out: {visible(who)}: {visible(why)}", "dim") for who, why in model.left_out]
+    return [Text(title, "bold"), table, *notes]
+
+
+def _score(decision: DecisionMessage, signature: str) -> str:
+    """``63%  score 18.2``, as far as the policy says."""
+    chance, score = decision.probabilities.get(signature), decision.scores.get(signature)
+    parts = ["" if chance is None else f"{chance:.0%}", "" if score is None else f"score {score:.3g}"]
+    return "  ".join(filter(None, parts))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+async def _explain(client: TrackerClient, model: str | None, policy: str | None) -> ExplainResponse:
+    key = await choose_model(client, model)
+    return await client.explain(ExplainRequest(model=key, route_policy=policy))
+
+
+def _watch(url: str, model: str | None) -> None:
+    out = console()
+    with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
+        while True:
+            try:
+                live.update(render(ask(url, lambda client: client.routing(model))), refresh=True)
+            except MeshnetError as error:
+                live.update(Text(f"{visible(error.message)} Waiting for it.", "red"), refresh=True)
+            time.sleep(WATCH_EVERY_S)
