@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Meta
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from daemons.kit import host
@@ -21,12 +21,7 @@ from meshnet.wire.messages import Health, NodeStatus, TokenId
 
 FORWARD_ROWS = 4096
 """Rows of one /v1/forward: it runs between two steps and delays every stream meanwhile."""
-
-
-class TokenList(Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON body of /v1/forward at layer 0."""
-
-    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=FORWARD_ROWS)]
+TokenList = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=FORWARD_ROWS)]
 
 
 def node_app(node: Node, name: str, status: Callable[[], NodeStatus]) -> web.Application:
@@ -131,7 +126,7 @@ def _layer(request: web.Request, header: str, default: int | None) -> int:
 
 def _entering(node: Node, request: web.Request, body: bytes) -> Rows | tuple[int, ...]:
     if request.content_type == "application/json":
-        return decode_json(body, TokenList).token_ids
+        return decode_json(body, cast(type[tuple[int, ...]], TokenList))
     holding = node.identity.holding
     dtype = request.headers.get(api.DTYPE, "")
     if dtype != holding.dtype:

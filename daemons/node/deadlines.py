@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. A lower one finds failures sooner and blames slow nodes for slowness; a higher one makes clients wait."""
+    """Seconds. Lower ones find failures sooner and blame slow nodes for slowness; higher ones make clients wait."""
 
     connect_s: float = 2.0
     """TCP, upgrade and HELLO to another hop."""

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -25,6 +26,8 @@ from meshnet.wire import api
 from meshnet.wire.frames import Hidden
 from meshnet.wire.messages import Cancel, Delta, Failed, Finished, Generate, Hello, HopMessage
 from tests.mesh.fake_engine import FakeCodec, FakeEngine, facts
+
+T = TypeVar("T")
 
 WAIT_S = 20.0
 """Until a test gives up: far beyond what anything here takes."""
@@ -78,6 +81,40 @@ class Answer:
         return end
 
 
+class Scripted:
+    """A peer that speaks the wire and does only what the test says: it looks like a node of this shard."""
+
+    def __init__(self, http: aiohttp.ClientSession, peer_id: str) -> None:
+        self.node_id = peer_id
+        self.got: list[Hidden | msgspec.Struct] = []
+        self.stirred = asyncio.Event()
+        hello = Hello(peer_id=peer_id, role="node", boot="boot-of-script", wire_version=api.WIRE_VERSION)
+        self.links = Links(lambda: hello, self._on_message, lambda link: self.stirred.set(), http, time.monotonic)
+        self.site: Site
+
+    def hop(self, start: int, end: int) -> HopMessage:
+        return HopMessage(self.node_id, self.site.url, start, end, 1)
+
+    def tell(self, peer_id: str, message: msgspec.Struct | bytes) -> None:
+        link = self.links.get(peer_id)
+        assert link is not None
+        link.post(message)
+
+    async def heard(self, kind: type[T]) -> T:
+        """The first message of this kind, once it is there."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for message in self.got:
+                    if isinstance(message, kind):
+                        return message
+                self.stirred.clear()
+                await self.stirred.wait()
+
+    def _on_message(self, link: Link, message: Hidden | msgspec.Struct) -> None:
+        self.got.append(message)
+        self.stirred.set()
+
+
 class Mesh:
     """Nodes and a tracker that does what the test says."""
 
@@ -111,6 +148,16 @@ class Mesh:
         node.ready = True
         self.nodes.append(RunningNode(node, engine, site))
         return self.nodes[-1]
+
+    @contextlib.asynccontextmanager
+    async def scripted(self, shard: str, wallet: str = "walletzz") -> AsyncIterator[Scripted]:
+        peer = Scripted(self._http, f"{wallet}.{shard}")
+        peer.site = await serve(make_app([web.get(api.LINK, peer.links.accept)], 1 << 20), "127.0.0.1", 0)
+        try:
+            yield peer
+        finally:
+            await peer.links.close()
+            await peer.site.close()
 
     def route(self, *nodes: RunningNode) -> tuple[HopMessage, ...]:
         hops, start = [], 0
@@ -157,10 +204,16 @@ class Mesh:
         assert link is not None
         link.post(Cancel(session, attempt, "client gone"))
 
+    async def kill(self, running: RunningNode) -> None:
+        """As kill -9 looks to the others: every socket closes and not a word is said."""
+        for session in running.node.sessions:
+            running.node.hops.drop(session.key)
+        await running.node.links.close()
+
     async def all_free(self, within_s: float = 1.0, *, but: Sequence[RunningNode] = ()) -> None:
         """Every node has no session and no KV reserved; asked again and again until then."""
         async with asyncio.timeout(within_s):
-            while any(
+            while any(  # noqa: ASYNC110 (other threads free)
                 len(n.node.sessions) or n.node.worker.kv.sessions or len(n.node.driver)
                 for n in self.nodes
                 if n not in but
@@ -208,6 +261,3 @@ def resumed(session: int, attempt: int, prompt_ids: Sequence[int], produced: Seq
         )
 
     return change
-
-
-__all__ = ["QUICK", "Answer", "Mesh", "RunningNode", "open_mesh", "replace", "resumed"]

@@ -6,10 +6,7 @@ import asyncio
 
 import msgspec
 
-from daemons.node.hops import next_open
-from meshnet.domain.engine import Rows
-from meshnet.domain.errors import NodeFailed
-from meshnet.wire.messages import Generate, Hello, HopMessage, Open, Probe
+from meshnet.wire.messages import Generate, Open, Opened
 from tests.mesh.fake_engine import expected_text, expected_tokens, prompt_ids
 from tests.mesh.ring import Mesh, RunningNode, open_mesh
 
@@ -84,7 +81,7 @@ async def test_death_of_any_hop_names_it_and_frees_the_others() -> None:
             nodes = await ring(mesh)
             answer = await mesh.ask(mesh.route(*nodes), max_tokens=LONG)
             await answer.tokens(2)
-            await nodes[victim].node.links.close()
+            await mesh.kill(nodes[victim])
             failed = await answer.failed()
             assert failed.culprit == nodes[victim].node_id
             assert failed.code == "link_closed"
@@ -161,13 +158,16 @@ async def test_a_node_that_computes_for_long_is_not_blamed() -> None:
         assert answer.token_ids == expected_tokens(prompt_ids(PROMPT), 12)
 
 
-async def test_a_node_that_swallows_rows_is_blamed() -> None:
+async def test_a_hop_that_falls_silent_is_blamed() -> None:
     async with open_mesh() as mesh:
-        nodes = await ring(mesh)
-        nodes[1].node.worker.submit = lambda item: None  # type: ignore[method-assign]
-        failed = await (await mesh.ask(mesh.route(*nodes))).failed()
-        assert (failed.code, failed.culprit) == ("stalled", nodes[1].node_id)
-        await mesh.all_free()
+        nodes = await ring(mesh, "0-9", "10-19")
+        async with mesh.scripted("20-29") as mute:
+            answer = await mesh.ask((*mesh.route(*nodes), mute.hop(20, 29)))
+            opened = await mute.heard(Open)
+            mute.tell(nodes[0].node_id, Opened(opened.session, opened.attempt))
+            failed = await answer.failed()  # It heard rows and PROBE, and answers neither.
+            assert (failed.code, failed.culprit) == ("silent", mute.node_id)
+            await mesh.all_free()
 
 
 async def test_a_node_that_forgot_the_session_is_blamed() -> None:
@@ -193,5 +193,3 @@ async def test_draining_nodes_say_so() -> None:
         failed = await (await mesh.ask(mesh.route(*nodes))).failed()
         assert (failed.code, failed.culprit) == ("draining", nodes[1].node_id)
         await mesh.all_free()
-
-
