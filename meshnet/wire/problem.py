@@ -77,6 +77,8 @@ def error_from(status: int, body: bytes) -> errors.MeshnetError:
     param = str(fields["param"]) if fields.get("param") else None
     if code == errors.NoRoute.code:
         return errors.NoRoute(message, code=code, param=param)
+    if code == errors.EpochChanged.code:
+        return errors.EpochChanged(message, code=code, param=param)
     if status == 503 or status == 429:
         return errors.Overloaded(message, code=code)
     kind = _CLASSES.get(status, errors.MeshnetError)

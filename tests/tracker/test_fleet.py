@@ -1,0 +1,134 @@
+"""Leases under a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemons.tracker.fleet import GRACE_S, REMEMBER_S, Change, Fleet
+from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound
+from meshnet.wire.messages import HeartbeatRequest
+from tests.tracker.running import MODEL, claim, node_id_of, public_key
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Watched:
+    """A fleet, its clock, and what it told."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.fleet = Fleet(self.clock)
+        self.told: list[Change] = []
+        self.fleet.listen(self.told.append)
+
+    @property
+    def kinds(self) -> list[tuple[str, bool]]:
+        return [(change.kind, change.topology) for change in self.told]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_registration_gives_node_id_and_first_epoch(watched: Watched) -> None:
+    lease = watched.fleet.register(claim(1, 0, 14))
+    assert (lease.node.node_id, lease.node.epoch) == (node_id_of(1, 0, 14), 1)
+    assert watched.kinds == [("joined", True)]
+
+
+def test_wallet_must_be_the_keys_own(watched: Watched) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        watched.fleet.register(claim(1, 0, 14, public_key=public_key(2)))
+    assert caught.value.param == "wallet" and not watched.fleet.nodes()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (20, 10)])
+def test_shard_must_lie_in_the_model(watched: Watched, start: int, end: int) -> None:
+    with pytest.raises(InvalidRequest, match="no shard"):
+        watched.fleet.register(claim(1, start, end))
+
+
+def test_epoch_rises_and_topology_does_not_when_the_same_registers_again(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    again = watched.fleet.register(claim(1, 0, 14, url="http://127.0.0.1:10", boot="another-boot"))
+    assert again.node.epoch == 2 and again.node.url == "http://127.0.0.1:10"
+    assert watched.kinds == [("joined", True), ("changed", False)]
+    assert len(watched.fleet.nodes()) == 1
+
+
+def test_another_shard_of_a_wallet_replaces_its_lease(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    watched.fleet.register(claim(1, 15, 29))
+    assert [node.node_id for node in watched.fleet.nodes()] == [node_id_of(1, 15, 29)]
+    assert watched.kinds == [("joined", True), ("left", True), ("joined", True)]
+
+
+def test_epoch_goes_on_after_a_leave(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    watched.fleet.leave(node_id_of(1, 0, 14), epoch=1)
+    assert watched.fleet.register(claim(1, 0, 14)).node.epoch == 2
+
+
+def test_leave_of_an_older_epoch_ends_nothing(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    watched.fleet.register(claim(1, 0, 14, boot="restarted-node"))
+    with pytest.raises(NotFound):
+        watched.fleet.leave(node_id_of(1, 0, 14), epoch=1)
+    assert len(watched.fleet.nodes()) == 1
+
+
+def test_heartbeat_updates_what_routing_reads(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14, state="loading"))
+    beat = HeartbeatRequest(epoch=1, state="ready", queue_depth=3, kv_free_bytes=7, benchmark_tokens_per_sec=42.0)
+    node = watched.fleet.heartbeat(node_id_of(1, 0, 14), beat).node
+    assert (node.state, node.queue_depth, node.kv_free_bytes, node.benchmark_tokens_per_sec) == ("ready", 3, 7, 42.0)
+    assert watched.kinds == [("joined", True), ("changed", False)]
+    later = watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1)).node
+    assert later.benchmark_tokens_per_sec == 42.0
+
+
+def test_heartbeat_without_a_lease_or_of_another_epoch_is_refused(watched: Watched) -> None:
+    with pytest.raises(NotFound) as caught:
+        watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1))
+    assert caught.value.code == "unknown_lease"
+    watched.fleet.register(claim(1, 0, 14))
+    with pytest.raises(EpochChanged):
+        watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=9))
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "suspect", "live"),
+    [(5.0, False, True), (10.9, False, True), (11.1, True, True), (15.9, True, True), (16.1, True, False)],
+)
+def test_silence_makes_suspect_at_two_and_ends_at_three_missed(
+    watched: Watched, silent_s: float, suspect: bool, live: bool
+) -> None:
+    node = watched.fleet.register(claim(1, 0, 14)).node
+    watched.clock.time += silent_s
+    assert watched.fleet.is_suspect(node) is suspect
+    watched.fleet.tick()
+    assert bool(watched.fleet.nodes()) is live
+    assert (("left", True) in watched.kinds) is not live
+
+
+def test_heartbeats_keep_a_lease_for_hours(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    for _ in range(1000):
+        watched.clock.time += 5.0 + GRACE_S
+        watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1))
+        assert watched.fleet.tick() == []
+
+
+def test_model_is_remembered_for_a_while_after_its_last_node(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    watched.fleet.leave(node_id_of(1, 0, 14))
+    assert watched.fleet.model_keys() == [MODEL]
+    watched.clock.time += REMEMBER_S + 1
+    assert watched.fleet.model_keys() == []
