@@ -16,16 +16,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from meshnet.bench.simulation import make_world
-from meshnet.bench.simulation_players import PLAYER_NAMES
+from meshnet.bench.simulation_players import EXTRA_PLAYERS, PLAYER_NAMES
 from meshnet.bench.simulation_run import Score, play
+from meshnet.bench.simulation_speed import speeds
 
 SCENARIOS = ("stationary", "abrupt", "drift", "churn", "lengths", "failing-hop", "liar", "spread-60x")
 LOADS = (0.05, 0.2, 0.4)
 """Requests/s of the scenarios that are played at several loads; the others are played at MAIN_LOAD."""
 MAIN_LOAD = 0.2
 LOADED_SCENARIOS = ("stationary", "abrupt")
-DURATION_S = 3600.0
-"""Of one simulated run: six half-lives, 720 requests at MAIN_LOAD."""
+DURATION_S = 2400.0
+"""Of one simulated run: four half-lives, 480 requests at MAIN_LOAD."""
 N_SEEDS = 12
 MAX_PROCESSES = 2
 """Worlds played at once. More finish sooner and take the machine."""
@@ -105,12 +106,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON lines")
     parser.add_argument("--out", type=Path, help="also write the rows to this file, as JSON lines")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be repeated")
-    parser.add_argument("--policy", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--policy", action="append", help=f"of {', '.join((*PLAYER_NAMES, *EXTRA_PLAYERS))}; may be repeated"
+    )
     parser.add_argument("--load", action="append", type=float, help="requests/s; may be repeated")
     parser.add_argument("--seeds", type=int, default=N_SEEDS, help=f"worlds per scenario (default {N_SEEDS})")
     parser.add_argument("--duration", type=float, default=DURATION_S, help="simulated seconds per world")
+    parser.add_argument("--speed", action="store_true", help="measure the time of decisions instead")
     parser.add_argument("--processes", type=int, default=MAX_PROCESSES, help="worlds played at once")
     options = parser.parse_args(argv)
+    if options.speed:
+        lines = [json.dumps(row) for row in speeds()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return 0
     combos = [(s, x) for s, x in combinations() if s in (options.scenario or SCENARIOS)]
     if options.load:
         combos = [(s, x) for s in options.scenario or SCENARIOS for x in options.load]

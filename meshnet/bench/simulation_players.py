@@ -21,6 +21,8 @@ SEARCH_EVERY_S = 60.0
 HALF_LIFE_S = 600.0
 
 PLAYER_NAMES = (*POLICY_NAMES, "round-robin", "ucb1", "d-ucb", "oracle")
+EXTRA_PLAYERS = ("hop-e2e", "adr-sharp", "adr-random")
+"""hop without hop timings; adr with explore 0.05 and alpha 8; evenly among the record's candidates."""
 
 
 class Player(Protocol):
@@ -32,7 +34,7 @@ class Player(Protocol):
 
 
 def make_player(name: str, world: World) -> Player:
-    """A fresh player. ``hop-e2e`` is hop without hop timings."""
+    """A fresh player of PLAYER_NAMES or EXTRA_PLAYERS."""
     match name:
         case "oracle":
             return _Oracle(world)
@@ -44,7 +46,11 @@ def make_player(name: str, world: World) -> Player:
             return _Ucb(HALF_LIFE_S)
         case "hop-e2e":
             return _RouterPlayer("hop", keep_timings=False)
-    return _RouterPlayer(name, keep_timings=True)
+        case "adr-sharp":
+            return _RouterPlayer("adr", config=RoutingConfig(explore_share=0.05, weight_alpha=8.0))
+        case "adr-random":
+            return _RouterPlayer("random", candidates_of="adr")
+    return _RouterPlayer(name)
 
 
 def _by_signature(candidates: Sequence[Candidate], route: Route) -> Candidate:
@@ -72,15 +78,22 @@ class _Kept:
 class _RouterPlayer:
     """A policy of ours, through the same door as the tracker's planner."""
 
-    def __init__(self, policy: str, keep_timings: bool) -> None:
-        self._router = Router(RoutingConfig())
+    def __init__(
+        self,
+        policy: str,
+        keep_timings: bool = True,
+        config: RoutingConfig | None = None,
+        candidates_of: str | None = None,
+    ) -> None:
+        self._router = Router(config or RoutingConfig())
         self._policy = policy
+        self._candidates_of = candidates_of or policy
         self._keep_timings = keep_timings
         self._kept = _Kept(self._router, policy)
 
     def choose(self, nodes: Sequence[Node], now: float, turn: int, rng: Random) -> Candidate:
-        if self._policy in ("adr", "hop"):
-            candidates = self._router.propose(nodes, MODEL, turn, self._policy)
+        if self._candidates_of in ("adr", "hop"):
+            candidates = self._router.propose(nodes, MODEL, turn, self._candidates_of)
         else:
             candidates = self._kept.candidates(nodes, now)
         return _by_signature(candidates, self._router.choose(candidates, now, rng, self._policy).route)

@@ -40,6 +40,10 @@ class _Belief:
     samples: int = 0
 
 
+_NodeView = tuple[float, float, float]
+"""(seconds per token and layer, its log's variance, link seconds) of a node at a moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A route's seconds per token now: its logarithm, each hop's share of it, each hop's variance of ln(seconds)."""
@@ -83,9 +87,11 @@ class HopStatsStore:
         belief = self._beliefs.get(node_id)
         return belief.samples if belief is not None else 0
 
-    def predict(self, candidate: Candidate, now: float) -> Prediction:
-        """``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
-        return self._predict(candidate.route.hops, candidate.loads, candidate.layer_s, now)
+    def predict(self, candidates: Sequence[Candidate], now: float) -> list[Prediction]:
+        """Of each, ``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
+        known: dict[str, _NodeView] = {}
+        factor = self.load_factor
+        return [self._predict(c.route.hops, c.loads, c.layer_s, now, factor, known) for c in candidates]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a whole answer: each hop from its own timing where frames carried one, else all of them from the
@@ -111,19 +117,35 @@ class HopStatsStore:
             del self._beliefs[node_id]
             self._links.pop(node_id, None)
 
-    def _predict(self, hops: Sequence[Hop], loads: Sequence[int], claimed: Sequence[float], now: float) -> Prediction:
-        factor = self.load_factor
+    def _predict(
+        self,
+        hops: Sequence[Hop],
+        loads: Sequence[int],
+        claimed: Sequence[float],
+        now: float,
+        factor: float,
+        known: dict[str, _NodeView],
+    ) -> Prediction:
+        """``known`` keeps what is the same for every route over a node."""
         seconds: list[float] = []
         variances: list[float] = []
         total = 0.0
         for hop, load, claim in zip(hops, loads, claimed, strict=True):
-            belief = self._beliefs.get(hop.node_id)
-            layer_s = math.exp(belief.mean) if belief is not None else claim
+            view = known.get(hop.node_id)
+            if view is None:
+                view = known[hop.node_id] = self._view(hop.node_id, claim, now)
+            layer_s, variance, link_s = view
             part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * load)
             seconds.append(part)
-            variances.append(self._variance(belief, now) if belief is not None else PRIOR_VARIANCE)
-            total += part + self.link_s(hop.node_id)
-        return Prediction(math.log(total), tuple(part / total for part in seconds), tuple(variances))
+            variances.append(variance)
+            total += part + link_s
+        return Prediction(math.log(total), tuple([part / total for part in seconds]), tuple(variances))
+
+    def _view(self, node_id: str, claimed_layer_s: float, now: float) -> _NodeView:
+        belief = self._beliefs.get(node_id)
+        if belief is None:
+            return claimed_layer_s, PRIOR_VARIANCE, self.link_s(node_id)
+        return math.exp(belief.mean), self._variance(belief, now), self.link_s(node_id)
 
     def _variance(self, belief: _Belief, now: float) -> float:
         grown = belief.variance + SAMPLE_VARIANCE * max(now - belief.stamp, 0.0) / self._half_life_s
@@ -176,7 +198,7 @@ class HopStatsStore:
         tokens: int,
         now: float,
     ) -> None:
-        prediction = self._predict(hops, loads, claimed, now)
+        prediction = self._predict(hops, loads, claimed, now, self.load_factor, {})
         surprise = math.log(token_s) - prediction.log_seconds
         noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / tokens)
         parts = [s * s * v for s, v in zip(prediction.shares, prediction.variances, strict=True)]

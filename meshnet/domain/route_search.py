@@ -25,7 +25,7 @@ from meshnet.domain.ids import ModelKey
 from meshnet.domain.nodes import Node
 from meshnet.domain.routes import MAX_HOPS, Hop, make_route
 
-MAX_SEARCHED = 12
+MAX_SEARCHED = 10
 """Routes one search keeps. Raising it lets load spread wider and makes every choice slower, in proportion."""
 EXTRA_NODES = 2
 """Nodes on none of the best routes that a search adds a route for; which ones turns with ``turn``."""
@@ -126,10 +126,11 @@ class _Search:
 
     def _make_edges(self) -> dict[int, list[tuple[int, int, float]]]:
         """Per position the (node index, past-the-end position, seconds) of hops that may begin there, at most
-        EDGE_WIDTH a pair of positions. Handing over before a shard ends is worth a hop only at a boundary of some
-        other shard."""
+        EDGE_WIDTH a pair of positions. Handing over before a shard ends is worth a hop only to a faster
+        node: with a slower one, going on to the end is never worse."""
         edges: dict[int, list[tuple[int, int, float]]] = {}
         reach = [(i, n.shard.start, n.shard.end + 1) for i, n in enumerate(self.nodes)]
+        fastest = {p: next((i for i, start, end in reach if start <= p < end), len(reach)) for p in self._positions}
         for at, position in enumerate(self._positions[:-1]):
             later = self._positions[at + 1 :]
             width = [0] * len(later)
@@ -140,12 +141,9 @@ class _Search:
                 for number, past in enumerate(later):
                     if past > end:
                         break
-                    if width[number] < EDGE_WIDTH:
+                    if width[number] < EDGE_WIDTH and (past == end or fastest[past] < index):
                         width[number] += 1
                         found.append((index, past, self._seconds(index, position, past)))
-                if width[-1] == EDGE_WIDTH:
-                    # Who reaches furthest reaches everything between: all widths are full.
-                    break
         return edges
 
     def _extend(self, position: int, limit: int) -> list[_Path]:

@@ -8,8 +8,9 @@ import pytest
 
 from meshnet.bench import routing
 from meshnet.bench.simulation import N_LAYERS, make_world
-from meshnet.bench.simulation_players import PLAYER_NAMES
+from meshnet.bench.simulation_players import EXTRA_PLAYERS, PLAYER_NAMES
 from meshnet.bench.simulation_run import play
+from meshnet.bench.simulation_speed import speeds
 from meshnet.domain.candidates import enumerate_routes
 
 SHORT_S = 900.0
@@ -43,7 +44,7 @@ def test_scenarios_hold_the_trouble_they_are_named_for():
     assert make_world("churn", 0.2, 1, SHORT_S).absences and make_world("drift", 0.2, 1, SHORT_S).drift
 
 
-@pytest.mark.parametrize("player", [*PLAYER_NAMES, "hop-e2e"])
+@pytest.mark.parametrize("player", [*PLAYER_NAMES, *EXTRA_PLAYERS])
 def test_every_player_finishes_and_plays_the_same_twice(player):
     world = make_world("churn", 0.1, 3, 700.0)
     score = play(world, player, 3)
@@ -52,14 +53,14 @@ def test_every_player_finishes_and_plays_the_same_twice(player):
 
 
 def test_hop_comes_near_the_oracle_and_random_does_not():
-    rows = routing.simulate([("stationary", 0.2)], ("hop", "random"), n_seeds=3, duration_s=1800.0)
+    rows = routing.simulate([("stationary", 0.2)], ("hop", "random"), n_seeds=3, duration_s=1200.0)
     shares = percent(rows)
     assert shares["hop"] >= 92.0
     assert shares["random"] < shares["hop"] - 5
 
 
 def test_hop_follows_a_change_and_keeps_off_slow_routes():
-    rows = routing.simulate([("abrupt", 0.2), ("spread-60x", 0.2)], ("hop",), n_seeds=2, duration_s=1800.0)
+    rows = routing.simulate([("abrupt", 0.2), ("spread-60x", 0.2)], ("hop",), n_seeds=2, duration_s=1200.0)
     assert float(rows[0]["oracle_percent"]) >= 87.0
     assert float(rows[1]["slow_share"]) <= 0.05
 
@@ -86,7 +87,7 @@ def test_json_rows_have_the_promised_fields(capsys, tmp_path):
         "--processes",
         "1",
     ]
-    assert routing.main([*arguments, "--out", str(out)]) == 0
+    assert routing.main([*arguments, "--policy", "adr", "--processes", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed == out.read_text(encoding="utf-8")
     [row] = [json.loads(line) for line in printed.splitlines()]
@@ -98,3 +99,10 @@ def test_table_has_one_part_a_scenario(capsys):
     rows = routing.simulate([("liar", 0.05), ("drift", 0.05)], ("random",), n_seeds=2, duration_s=300.0)
     text = routing.table(rows)
     assert text.count("| random |") == 2 and "**liar**" in text and "**drift**" in text
+
+
+def test_speeds_are_measured_for_every_policy_and_both_enumerations():
+    rows = {str(row["measure"]): row for row in speeds(repeats=3, sizes=(20,))}
+    assert {"choose adr", "choose hop", "enumerate adr, 20 nodes", "enumerate hop, 20 nodes"} <= set(rows)
+    assert "table adr, 200 arms" in rows
+    assert all(0 < float(row["p50_us"]) <= float(row["p99_us"]) for row in rows.values())

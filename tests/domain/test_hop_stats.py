@@ -42,7 +42,7 @@ def outcome(
 
 def test_before_any_sample_a_node_is_what_it_claims():
     store = HopStatsStore(HALF_LIFE_S)
-    prediction = store.predict(candidate("ab", 0.01, loads=(0, 1)), 0.0)
+    [prediction] = store.predict([candidate("ab", 0.01, loads=(0, 1))], 0.0)
     seconds = 2 * 0.01 + 2 * 0.01 * (1 + LOAD_FACTOR) + 2 * HOP_LINK_S
     assert math.exp(prediction.log_seconds) == pytest.approx(seconds)
     assert prediction.variances == (PRIOR_VARIANCE, PRIOR_VARIANCE)
@@ -93,7 +93,7 @@ def test_uncertainty_grows_while_nothing_is_measured_up_to_the_prior():
     store = HopStatsStore(HALF_LIFE_S)
     for at in range(5):
         store.observe(outcome(candidate("a"), {"a": 0.01}, float(at)))
-    variances = [store.predict(candidate("a"), at).variances[0] for at in (4.0, 600.0, 6000.0, 1e9)]
+    variances = [store.predict([candidate("a")], at)[0].variances[0] for at in (4.0, 600.0, 6000.0, 1e9)]
     assert variances == sorted(variances) and variances[0] < 0.03
     assert variances[-1] == PRIOR_VARIANCE
 
@@ -101,8 +101,8 @@ def test_uncertainty_grows_while_nothing_is_measured_up_to_the_prior():
 def test_a_clock_that_steps_back_grows_no_certainty_and_no_error():
     store = HopStatsStore(HALF_LIFE_S)
     store.observe(outcome(candidate("a"), {"a": 0.01}, 1e6))
-    before = store.predict(candidate("a"), 1e6)
-    assert store.predict(candidate("a"), -1e6) == before
+    before = store.predict([candidate("a")], 1e6)
+    assert store.predict([candidate("a")], -1e6) == before
 
 
 def test_a_change_is_believed_at_once():

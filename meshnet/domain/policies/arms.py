@@ -78,11 +78,12 @@ def _estimate(candidate: Candidate, arm: ArmStats) -> float:
     """Learned tokens/s where there are any, slowed by the load of now as the prior is; else the prior."""
     if arm.tps is None:
         return max(candidate.prior_tps, MIN_TPS)
-    hops, idle = candidate.route.hops, (0,) * len(candidate.loads)
-    even = (1.0,) * len(candidate.loads)
-    now_tps = harmonic_tps(hops, candidate.loads, even, candidate.layer_s)
-    idle_tps = harmonic_tps(hops, idle, even, candidate.layer_s)
-    return max(arm.tps * arm.success_share * now_tps / idle_tps, MIN_TPS)
+    learned = arm.tps * arm.success_share
+    if any(candidate.loads):
+        hops, even = candidate.route.hops, (1.0,) * len(candidate.loads)
+        now_tps = harmonic_tps(hops, candidate.loads, even, candidate.layer_s)
+        learned *= now_tps / harmonic_tps(hops, (0,) * len(candidate.loads), even, candidate.layer_s)
+    return max(learned, MIN_TPS)
 
 
 def _best(scores: dict[str, float]) -> str:

@@ -16,7 +16,7 @@ from meshnet.domain.route_search import MIN_REPUTATION
 
 def hop_rule(candidates: Sequence[Candidate], memory: RoutingMemory, now: float) -> Odds:
     """Time per token = ``sum(layers x layer_s x (1 + c x load)) + links``, over the route's reputation."""
-    predictions = [memory.hops.predict(candidate, now) for candidate in candidates]
+    predictions = memory.hops.predict(candidates, now)
     logs = [
         prediction.log_seconds - math.log(max(candidate.reputation, MIN_REPUTATION))
         for prediction, candidate in zip(predictions, candidates, strict=True)

@@ -49,7 +49,9 @@ def node(wallet: str, start: int, end: int, tps: float = 1.0) -> Node:
     return Node(node_id, Wallet(wallet), "", MODEL, Revision("r"), 10, shard, benchmark_tokens_per_sec=tps)
 
 
-THREE = [candidate("a", layer_s=0.01), candidate("b", layer_s=0.02), candidate("a", "b", layer_s=0.015)]
+# A node claims the same on every route.
+BOTH = replace(candidate("a", "b", layer_s=0.015), layer_s=(0.01, 0.02))
+THREE = [candidate("a", layer_s=0.01), candidate("b", layer_s=0.02), BOTH]
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
