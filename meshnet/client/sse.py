@@ -104,5 +104,5 @@ def _parse(data: str) -> list[ChatEvent]:
         if choice.get("finish_reason"):
             parts.append(Finish(choice["finish_reason"], chunk.get("meshnet") or {}))
     if usage := chunk.get("usage"):
-        parts.append(UsageReport(usage["prompt_tokens"], usage["completion_tokens"]))
+        parts.append(UsageReport(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)))
     return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -44,7 +45,7 @@ def test_routes_begin_at_their_own_head_and_abut(mesh: Mesh) -> None:
         mesh.clock.time += 1
         hops = mesh.planner.plan(MODEL).decision.route.hops
         assert hops[0].start_layer == 0 and hops[-1].end_layer == 29
-        assert all(b.start_layer == a.end_layer + 1 for a, b in zip(hops, hops[1:], strict=False))
+        assert all(b.start_layer == a.end_layer + 1 for a, b in pairwise(hops))
         mesh.sample()
 
 

@@ -147,14 +147,13 @@ async def test_events_come_live_and_resume_after_the_last_id(running: Running) -
 
 
 async def test_events_end_when_the_tracker_stops() -> None:
-    async with run_tracker() as running:
-        async with running.client.events(after=0) as events:
-            await running.client.register(claim(1, 0, 29))
-            assert (await anext(events)).kind == "node.joined"
-            await running.tracker.stop()
-            async with asyncio.timeout(2):
-                with contextlib.suppress(StopAsyncIteration):
-                    await anext(events)
+    async with run_tracker() as running, running.client.events(after=0) as events:
+        await running.client.register(claim(1, 0, 29))
+        assert (await anext(events)).kind == "node.joined"
+        await running.tracker.stop()
+        async with asyncio.timeout(2):
+            with contextlib.suppress(StopAsyncIteration):
+                await anext(events)
 
 
 async def test_metrics_are_prometheus_text(running: Running) -> None:
