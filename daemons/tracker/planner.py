@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from daemons.tracker.fleet import Change, Fleet
-from meshnet.domain.candidates import Candidate, enumerate_routes
+from meshnet.domain.candidates import Candidate
 from meshnet.domain.errors import NoRoute
 from meshnet.domain.ids import ModelKey, NodeId
 from meshnet.domain.nodes import Node
-from meshnet.domain.policies import make_policy
+from meshnet.domain.policies import make_policy, propose
 from meshnet.domain.policies.memory import RoutingMemory
 from meshnet.domain.routes import pinned_route, select_route
 from meshnet.domain.routing import ArmRow, Decision, Outcome, Policy, RoutingConfig, TopologyChange
@@ -54,6 +54,7 @@ class Planner:
         self.reputation = Reputation(config.stats_half_life_s)
         self.learning = learning
         self._policies: dict[str, Policy] = {}
+        self._outcomes = 0
         self._in_flight: Counter[NodeId] = Counter()
         self._policy(None)
         fleet.listen(self._on_change)
@@ -65,7 +66,7 @@ class Planner:
             return self._pinned(model_key, nodes, list(pin))
         chooser = self._policy(policy)
         usable = self._usable(nodes, avoid)
-        candidates = enumerate_routes(usable, ModelKey(model_key)) if self.learning or policy else []
+        candidates = self._propose(chooser, usable, model_key) if self.learning or policy else []
         if not candidates:
             return self._greedy(model_key, usable)
         decision = chooser.choose(candidates, self._now(), self._rng)
@@ -126,6 +127,7 @@ class Planner:
     def observe(self, outcome: Outcome) -> None:
         """What an attempt taught: of the route to the policies, of its nodes to their reputation."""
         self.memory.observe(outcome)
+        self._outcomes += 1
         if outcome.status == "ok":
             for node_id in outcome.route.node_ids:
                 self.reputation.observe(_wallet(node_id), True, outcome.finished_at)
@@ -137,10 +139,15 @@ class Planner:
 
     def table(self, model_key: str, policy: str | None = None) -> list[ArmRow]:
         """What is learned of each candidate; changes nothing."""
-        return self._policy(policy).table(self.candidates(model_key), self._now())
+        return self._policy(policy).table(self.candidates(model_key, policy), self._now())
 
-    def candidates(self, model_key: str) -> list[Candidate]:
-        return enumerate_routes(self._usable(self.nodes(model_key), ()), ModelKey(model_key))
+    def candidates(self, model_key: str, policy: str | None = None) -> list[Candidate]:
+        return self._propose(self._policy(policy), self._usable(self.nodes(model_key), ()), model_key)
+
+    def _propose(self, chooser: Policy, usable: list[Node], model_key: str) -> list[Candidate]:
+        """ADR-0021's candidates for adr, the k best by what is learned for the others. What turns with every outcome
+        is which of the nodes on none of the best get a candidate all the same."""
+        return propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes)
 
     def explain(self, model_key: str, *, pin: Collection[str] = (), policy: str | None = None) -> Plan:
         """The decision ``plan`` would make, with the dice as they lie; they are put back."""
