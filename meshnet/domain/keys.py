@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshnet.domain.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from meshnet.domain.errors import Conflict, Forbidden, InvalidRequest, NotFound, StartError
 
 Scope = Literal["chat", "read", "admin", "join"]
 Profile = Literal["local", "lan", "exposed"]
@@ -29,6 +29,7 @@ ID_CHARS = 8
 """40 bits: names a key in lists and logs without giving anything of it away."""
 _TEXT = re.compile(r"mn[kj]_([a-z2-7]{8})_([A-Za-z0-9_-]{43})")
 _NOBODY = "0" * 64
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _SCOPES: dict[Need, frozenset[Scope]] = {
     "models": frozenset({"chat", "read", "admin"}),
@@ -138,6 +139,27 @@ def check_key(wanted: Demand, key: KeyRecord | None) -> None:
             f"Key {key.key_id} has scope {', '.join(sorted(key.scopes))}; "
             f"this needs {' or '.join(sorted(wanted.scopes))}.",
             code="wrong_scope",
+        )
+
+
+def check_bind(host: str, profile: Profile, *, has_keys: bool, has_tls: bool) -> None:
+    """Raises StartError, saying which flag would mend it, when listening on ``host`` would let strangers in.
+
+    ``has_tls``: its own certificate, or a trusted proxy that ends TLS before it.
+    """
+    if profile == "local":
+        if host not in _LOOPBACK:
+            raise StartError(
+                f"Listening on {host} would let anybody in. Make keys (meshnet keys create) and use --profile lan "
+                "or --profile exposed, or stay at --host 127.0.0.1 and come by SSH."
+            )
+        return
+    if not has_keys:
+        raise StartError(f"Profile {profile} needs keys. Run: meshnet keys create me --scope admin")
+    if profile == "exposed" and not has_tls:
+        raise StartError(
+            "Profile exposed needs TLS: --tls-certificate and --tls-key (meshnet ca init makes them), "
+            "or --trusted-proxy with the address of the proxy that ends it."
         )
 
 

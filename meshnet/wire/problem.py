@@ -26,6 +26,7 @@ _STATUS: tuple[tuple[type[errors.MeshnetError], int], ...] = (
 
 _BY_CODE = {
     "unauthorized": 401,
+    "unsigned": 401,
     "method_not_allowed": 405,
     "body_too_large": 413,
     "unsupported_media_type": 415,

@@ -68,7 +68,7 @@ class Mesh:
     async def relay(self, name: str = "relay", **settings: object) -> AsyncIterator[Relay]:
         config = replace(
             RelayConfig(port=0, splice_port=0, trackers=self.key("tracker").wallet),
-            **settings,  # type: ignore[arg-type]
+            **settings,
         )
         relay = Relay(
             config, self.key(name).wallet, "boot" * 4, self.clock.now, self.clock.wall, lambda: secrets.token_hex(32)

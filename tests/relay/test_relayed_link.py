@@ -141,11 +141,20 @@ async def test_uplink_comes_back_when_its_relay_returns(mesh: Mesh) -> None:
 async def test_back_off_is_full_jitter_and_spreads_fifty_nodes(mesh: Mesh) -> None:
     def waits(seed: int) -> list[float]:
         uplink = Uplink(
-            "ws://127.0.0.1:1", mesh.key("anna"), "anna", set, None, None, Random(seed), mesh.clock.now, mesh.clock.wall
-        )  # type: ignore[arg-type]
+            "ws://127.0.0.1:1",
+            mesh.key("anna"),
+            "anna",
+            set,
+            asyncio.Protocol,
+            http,
+            Random(seed),
+            mesh.clock.now,
+            mesh.clock.wall,
+        )
         return [uplink.back_off() for _ in range(8)]
 
-    tables = [waits(seed) for seed in range(50)]
+    async with aiohttp.ClientSession() as http:
+        tables = [waits(seed) for seed in range(50)]
     for row in tables:
         assert all(0 <= wait <= min(30.0, 0.5 * 2**n) for n, wait in enumerate(row))
     seventh = sorted(row[7] for row in tables)
