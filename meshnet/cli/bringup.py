@@ -27,6 +27,8 @@ from meshnet.domain.errors import MeshnetError, NotFound, StartError
 from meshnet.weights.store import Store
 from meshnet.wire.runfile import RunFile
 
+PORT_HINT = "choose another by --port or in meshnet.toml (0 takes a free one)."
+
 
 @dataclass(slots=True)
 class Report:
@@ -109,8 +111,10 @@ class BringUp:
         has_torch = importlib.util.find_spec("torch") is not None
         for spec in specs:
             launch.check_torch(spec, has_torch)
-            change = f"choose another with --port or meshnet.toml (0 takes a free one), for {spec.name}."
-            ports.check_free(spec.host, self._with_port(spec).port, change)
+            try:
+                ports.check_free(spec.host, self._with_port(spec).port, PORT_HINT)
+            except StartError as error:
+                raise StartError(f"{spec.name}: {error.message}") from None
 
     def _pull(self, specs: Iterable[DaemonSpec]) -> None:
         store = Store(self._home.models)

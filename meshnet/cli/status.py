@@ -48,7 +48,8 @@ def status(
     except MeshnetError:
         if as_json:
             print_json(Snapshot(taken_at=time.time(), trackers=()))
-        _print_local(out, home, ())
+        if not as_json:
+            _print_local(out, home, None)
         raise
     if as_json:
         print_json(snapshot)
@@ -81,13 +82,17 @@ def _print(out: Console, home: Home, snapshot: Snapshot) -> None:
     _print_local(out, home, {node.name for node in snapshot.nodes if node.live})
 
 
-def _print_local(out: Console, home: Home, live_names: set[str] | tuple[()]) -> None:
-    """What the run files of this home say that the tracker does not: daemons that died, or have not joined."""
+def _print_local(out: Console, home: Home, live_names: set[str] | None) -> None:
+    """What the run files of this home say that the tracker does not: daemons that died, or have not joined it. None
+    means that no tracker answered."""
     for record in home.records():
+        who = f"{visible(record.name)} (pid {record.pid})"
         if not processes.is_running(record):
-            complain(f"{record.name} (pid {record.pid}) does not run any more. Start it again with: meshnet up")
+            complain(f"{who} does not run any more. Start it again with: meshnet up")
+        elif live_names is None:
+            out.print(f"{who} runs.", soft_wrap=True)
         elif record.kind == "node" and record.name not in live_names:
-            out.print(f"{visible(record.name)} (pid {record.pid}) runs, but is not registered.", soft_wrap=True)
+            out.print(f"{who} runs, but has not joined this tracker.", soft_wrap=True)
 
 
 def _watch(out: Console, home: Home, url: str) -> None:

@@ -136,10 +136,30 @@ def node(
 
 @app.command()
 def relay(
-    name: Name = None, host: Host = None, port: Port = None, foreground: Foreground = False, timeout_s: Timeout = 30.0
+    name: Name = None,
+    host: Host = None,
+    port: Port = None,
+    splice_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the links; 0: a free one.")] = None,
+    trackers: Annotated[
+        str | None, typer.Option(help="Wallets of trackers whose tickets open links, by commas.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; with --tls-key it speaks wss://.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [relay] table.")] = None,
+    foreground: Foreground = False,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a relay: nodes behind NAT are reached through it."""
-    _one(DaemonSpec("relay", name or "relay", _given(host=host, port=port)), foreground, timeout_s)
+    settings = _given(
+        host=host,
+        port=port,
+        splice_port=splice_port,
+        trackers=trackers,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        config=config,
+    )
+    _one(DaemonSpec("relay", name or "relay", settings), foreground, timeout_s)
 
 
 def _given(**settings: Any) -> dict[str, Any]:
@@ -162,7 +182,11 @@ def _locked(timeout_s: float, work: Callable[[BringUp], Report]) -> Report:
         out.print("Another `meshnet up` is at work in this home; waiting for it.")
 
     with lock.held(home.up_lock, timeout_s, on_wait):
-        return work(BringUp(home, os.environ, out, timeout_s))
+        try:
+            return work(BringUp(home, os.environ, out, timeout_s))
+        except KeyboardInterrupt:
+            out.print("Interrupted. What was started goes on: meshnet status shows it, meshnet down stops it.")
+            raise
 
 
 def _free_name(home: Home) -> str:

@@ -238,3 +238,43 @@ def _is_daemon_of(process: psutil.Process, machine: Machine) -> bool:
         return ours and any(word.startswith("daemons.") for word in process.cmdline())
     except psutil.Error:
         return False
+
+
+def test_real_tracker_comes_up_empty_and_goes_down(machine: Machine) -> None:
+    """No fakes: the tracker needs no torch, so its whole life can be lived here."""
+    environ = {"PYTHONPATH": ""}
+    up = machine.run("up", "tracker", **environ)
+    assert up.returncode == 0, up.stdout + up.stderr
+    snapshot = json.loads(machine.run("status", "--json", **environ).stdout)
+    assert len(snapshot["trackers"]) == 1 and snapshot["nodes"] == []
+    chat = machine.run("chat", "Hello", **environ)
+    assert chat.returncode == 4
+    assert "No node serves a model" in chat.stderr
+    assert "kept" in machine.run("up", "tracker", **environ).stdout
+    (pid,) = pids(machine).values()
+    assert "stopped" in machine.run("down", **environ).stdout
+    assert not _lives(pid)
+    assert not list((machine.root / "home/run").glob("*.json"))
+
+
+def test_foreground_becomes_the_daemon(machine: Machine) -> None:
+    words = [sys.executable, "-m", "meshnet.cli", "up", "tracker", "--foreground"]
+    run = subprocess.Popen(words, env=machine.environ, cwd=machine.root / "here", stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "tracker begins with --name tracker --port 0\n"
+    run.terminate()
+    run.communicate(timeout=10)
+    assert run.returncode == 0
+
+
+def test_interrupted_up_says_that_what_was_started_goes_on(machine: Machine) -> None:
+    words = [sys.executable, "-m", "meshnet.cli", "up", "tracker"]
+    (machine.root / "fakes/daemons/tracker.py").write_text("import time\n\ntime.sleep(60)\n")
+    run = subprocess.Popen(words, env=machine.environ, cwd=machine.root / "here", stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("tracker   starting")
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=10)
+    assert run.returncode == 130
+    assert "What was started goes on" in out
+    assert list(pids(machine)) == ["tracker"]
