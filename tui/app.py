@@ -77,7 +77,7 @@ class ConsoleApp(App[None]):
         self._wake = asyncio.Event()
         self._redraw_pending = False
         self._leave_asked = False
-        self._went = False
+        self._next_problem = 0
         self._mouse_on = settings.mouse
         self.animation_level = "none"
 
@@ -202,8 +202,8 @@ class ConsoleApp(App[None]):
         if not problems or self.main is None:
             self.say("no problem stands")
             return
-        self.problem_at = (self.problem_at + 1) % len(problems) if self.message == "" and self._went else 0
-        self._went = True
+        self.problem_at = self._next_problem % len(problems)
+        self._next_problem = self.problem_at + 1
         problem = problems[self.problem_at]
         self.main.switch(problem.view)
         view = self.main.active

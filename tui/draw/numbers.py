@@ -22,7 +22,9 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return NONE if value is None or not math.isfinite(value) else f"{value * 100:.0f}%"
+    if value is None or not math.isfinite(value):
+        return NONE
+    return "<1%" if 0 < value < 0.005 else f"{value * 100:.0f}%"
 
 
 def age(seconds: float | None) -> str:

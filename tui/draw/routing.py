@@ -30,7 +30,7 @@ COLUMNS = (
     Column("spread", "+/-", 5, right=True, drop=4),
     Column("samples", "N", 5, right=True, drop=3),
     Column("weight", "WEIGHT", 6, right=True, drop=7),
-    Column("coef", "COEF", 5, right=True),
+    Column("coef", "COEF", 5, right=True, drop=1),
     Column("share", "SHARE", 6, right=True),
     Column("want", "WANT", 5, right=True, drop=2),
     Column("age", "AGE", 5, right=True, drop=5),
@@ -151,7 +151,9 @@ def _freshness(row: CandidateMessage) -> Line:
     if not row.current:
         return line((" remembered, but no candidate in this topology", "warn"))
     parts: list[Span] = [(" ", "")]
-    if row.stale_in_s:
+    if row.status == "proven" and not row.stale_in_s:
+        parts += line(("measured lately enough to be trusted", ""))
+    elif row.stale_in_s:
         parts += line(("stale in ", ""), (numbers.coarse(row.stale_in_s), "strong"), (" if unused", ""))
     elif row.learned_tps is None:
         parts += line(("waits for its first scout", ""))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class MainScreen(Screen[None]):
     """Knows which view is active and passes it what it shows."""
 
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (14, "-low"), (22, "-normal"), (34, "-tall")]
     AUTO_FOCUS = ""
 
@@ -97,12 +97,16 @@ class MainScreen(Screen[None]):
 
     def show(self, shown: Shown | None) -> None:
         """Draw everything that is seen now; hidden views are drawn when they come up."""
+        if not self.query("#keys"):
+            return
         self.draw_frame(shown)
         if shown is not None:
             self.active.show(shown)
 
     def draw_frame(self, shown: Shown | None) -> None:
         """Header, clock, tabs, problems and keys: what may change every second."""
+        if not self.query("#keys"):
+            return  # Not composed yet, or being taken down.
         app = self.console
         now = app.clock()
         problems = shown.problems if shown else ()
