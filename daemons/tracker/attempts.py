@@ -213,5 +213,7 @@ def _ended_by(failed: Failed, head: NodeId) -> Ended:
     culprit = NodeId(failed.culprit) if failed.culprit else head
     if failed.code in CLIENT_FAULTS or failed.param is not None:
         return Ended("client", failed.code, failed.message, param=failed.param)
+    if failed.code == "deadline_exceeded":
+        return Ended("deadline", failed.code, failed.message)
     kind: EndKind = "refused" if failed.code in REFUSALS else "failed"
     return Ended(kind, failed.code, failed.message, culprit)

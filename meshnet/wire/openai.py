@@ -132,7 +132,7 @@ def _refuse_unsupported(body: _Body) -> None:
     if body.n is not None and body.n != 1:
         raise InvalidRequest(f"n is {body.n}, but this server answers with one choice.", param="n")
     if body.tools or body.functions:
-        raise InvalidRequest("This server does not support tools.", param="tools")
+        raise InvalidRequest("This server does not support tools.", param="tools" if body.tools else "functions")
     if body.tool_choice not in (None, "none", "auto"):
         raise InvalidRequest("This server does not support tools.", param="tool_choice")
     if body.response_format is not None and body.response_format.type != "text":
