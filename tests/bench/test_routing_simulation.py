@@ -72,22 +72,9 @@ def test_the_oracle_is_a_hundred_percent_of_itself():
 
 def test_json_rows_have_the_promised_fields(capsys, tmp_path):
     out = tmp_path / "rows.jsonl"
-    arguments = [
-        "--json",
-        "--scenario",
-        "liar",
-        "--load",
-        "0.05",
-        "--seeds",
-        "2",
-        "--duration",
-        "300",
-        "--policy",
-        "adr",
-        "--processes",
-        "1",
-    ]
-    assert routing.main([*arguments, "--policy", "adr", "--processes", "1", "--out", str(out)]) == 0
+    chosen = ["--scenario", "liar", "--load", "0.05", "--policy", "adr"]
+    size = ["--seeds", "2", "--duration", "300", "--processes", "1"]
+    assert routing.main(["--json", *chosen, *size, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed == out.read_text(encoding="utf-8")
     [row] = [json.loads(line) for line in printed.splitlines()]
