@@ -21,6 +21,7 @@ from meshnet.engine.attention import Span
 from meshnet.engine.capacity import kv_of_layers
 from meshnet.engine.families import Embedding, Head, Rotary, build_on_meta, layer_type, text_config
 from meshnet.engine.kv import KvShape
+from meshnet.engine.lean import make_lean
 from meshnet.engine.loading import Opener, load_files, open_bytes, require_loaded
 from meshnet.engine.recurrent import PackedMixer
 from meshnet.engine.weight_layout import choose_layouts
@@ -127,4 +128,4 @@ def _finish_layer(layer: nn.Module, number: int) -> nn.Module:
     mixer = getattr(layer, "linear_attn", None)
     if mixer is not None:
         layer.linear_attn = PackedMixer(mixer, number)
-    return layer
+    return make_lean(layer)
