@@ -44,8 +44,9 @@ def thompson_rule(candidates: Sequence[Candidate], memory: RoutingMemory, now: f
     }
     top = math.log(scores[best])
     probabilities = beat_probabilities(
-        [top - math.log(score) if s != best else 0.0 for s, score in scores.items()],
+        [max(top - math.log(score), 0.0) for score in scores.values()],
         [variances[s] + variances[best] for s in scores],
+        list(scores).index(best),
     )
     return Odds(scores, dict(zip(scores, probabilities, strict=True)))
 

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 _SQRT2 = math.sqrt(2.0)
 
 
-def beat_probabilities(behind: Sequence[float], variances: Sequence[float]) -> list[float]:
-    """Probabilities that sum to 1. ``behind``: how far each route's mean lies behind the best's, >= 0, the best's own
-    0; ``variances``: of that difference (0 where nothing is uncertain: then only a tie shares)."""
-    weights = [_odds(gap, variance) for gap, variance in zip(behind, variances, strict=True)]
+def beat_probabilities(
+    behind: Sequence[float], variances: Sequence[float], best: int, margin: float = 0.0
+) -> list[float]:
+    """Probabilities that sum to 1. ``behind``: how far each route's mean lies behind that of ``best``, >= 0;
+    ``variances``: of that difference (0 where nothing is uncertain: then only a tie shares). ``margin``: by how much
+    a route must beat the best to be worth a try."""
+    weights = [_odds(gap + margin, variance) for gap, variance in zip(behind, variances, strict=True)]
+    weights[best] = 1.0
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
