@@ -110,9 +110,12 @@ class Guard:
         return signed
 
 
+_CALLER = web.RequestKey("caller", Caller)
+
+
 def caller_of(request: web.Request) -> Caller:
     """What this request proved; nothing when no guard stands before the handler."""
-    return request.get("meshnet.caller", Caller())
+    return request.get(_CALLER, Caller())
 
 
 def guarding(guard: Guard) -> Middleware:
@@ -126,7 +129,7 @@ def guarding(guard: Guard) -> Middleware:
             return error_response(error, _hints(guard, error))
         if not guard.is_internal(request):
             request = _without_internal_headers(request)
-        request["meshnet.caller"] = caller
+        request[_CALLER] = caller
         return await handler(request)
 
     return middleware

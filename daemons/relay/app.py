@@ -89,7 +89,7 @@ class Relay:
             raise StartError(f"Cannot listen on {config.host}:{config.splice_port}: {error.strerror}.") from None
         self.splice_port = self._server.sockets[0].getsockname()[1]
         try:
-            self._site = await serve(make_app(self._routes(), MAX_BODY_BYTES), config.host, config.port, tls)
+            self._site = await serve(make_app(self.routes(), MAX_BODY_BYTES), config.host, config.port, tls)
         except StartError:
             self._server.close()
             raise
@@ -116,7 +116,7 @@ class Relay:
         self.desk.tick()
         self.seats.forget_swaps()
 
-    def _routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[web.RouteDef]:
         return [
             web.get(CONTROL, self._control, allow_head=False),
             web.get(RELAYS, self._seats, allow_head=False),
