@@ -18,7 +18,7 @@ from rich.console import Console
 
 from meshnet.cli import launch, ports, processes, readiness
 from meshnet.cli.board import Board
-from meshnet.cli.connect import as_url
+from meshnet.cli.connect import as_url, ask
 from meshnet.cli.home import Home
 from meshnet.cli.launch import DaemonSpec, Started
 from meshnet.cli.meshfile import MeshFile
@@ -78,7 +78,9 @@ class BringUp:
         return self._report
 
     def one(self, spec: DaemonSpec) -> Report:
-        """Start one daemon."""
+        """Start one daemon. Raises Unreachable for a node whose tracker does not answer."""
+        if spec.kind == "node":
+            check_tracker(str(spec.settings["tracker"]))
         self._check(self._triage([spec]))
         self._pull([spec])
         self._raise([spec])
@@ -164,6 +166,7 @@ class BringUp:
     def _tracker_url(self, mesh: MeshFile) -> str:
         if mesh.tracker_url is not None:
             self._report.tracker_url = as_url(mesh.tracker_url)
+            check_tracker(self._report.tracker_url)
         else:
             self._report.tracker_url = self._report.sights[0].url
         return self._report.tracker_url
@@ -171,6 +174,11 @@ class BringUp:
     def _answers(self, nodes: Sequence[DaemonSpec]) -> bool:
         names = {spec.name for spec in nodes}
         return any(sight.name in names and sight.phase == "ready" for sight in self._report.sights)
+
+
+def check_tracker(url: str) -> None:
+    """A node can do nothing without its tracker, so that is said before it loads for a minute. Raises Unreachable."""
+    ask(url, lambda client: client.health())
 
 
 def daemon_spec(kind: launch.Kind, settings: Mapping[str, object]) -> DaemonSpec:

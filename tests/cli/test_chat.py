@@ -107,6 +107,7 @@ def test_pipe_in_is_a_question_and_end_of_file_is_none(machine: Machine, mesh: M
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_poor_terminals_get_clean_text(machine: Machine, mesh: Mesh, encoding: str) -> None:
     mesh[1].nodes[0]["name"] = "maschine-ä-漢"

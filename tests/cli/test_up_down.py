@@ -47,6 +47,7 @@ def test_up_starts_demo_mesh_and_down_leaves_nothing(machine: Machine) -> None:
     assert machine.run("down").stdout == "Nothing runs.\n"
 
 
+@pytest.mark.slow
 def test_up_restarts_a_daemon_that_died_at_its_old_address(machine: Machine) -> None:
     assert machine.run("up").returncode == 0
     before = pids(machine)
@@ -64,6 +65,7 @@ def test_up_restarts_a_daemon_that_died_at_its_old_address(machine: Machine) -> 
     assert home.record("n2").url == url  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_up_says_what_failed_with_its_log_and_keeps_the_rest(machine: Machine) -> None:
     up = machine.run("up", FAKE_FAIL="n2")
     assert up.returncode == 1
@@ -77,8 +79,9 @@ def test_up_says_what_failed_with_its_log_and_keeps_the_rest(machine: Machine) -
     assert healed.stdout.count("kept") == 3
 
 
+@pytest.mark.slow
 def test_up_gives_up_in_time_and_says_who_is_late(machine: Machine) -> None:
-    up = machine.run("up", "--timeout", "3", FAKE_LOADING="n3")
+    up = machine.run("up", "--timeout", "5", FAKE_LOADING="n3")
     assert up.returncode == 1
     assert "n3 not ready in time: loading layers 0-29: 40 % of 100 B" in up.stderr
 
@@ -101,6 +104,7 @@ def test_up_names_who_holds_the_port(machine: Machine) -> None:
     assert not list((machine.root / "home/run").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_two_ups_at_once_start_one_mesh(machine: Machine) -> None:
     words = [sys.executable, "-m", "meshnet.cli", "up"]
     both = [
@@ -114,12 +118,13 @@ def test_two_ups_at_once_start_one_mesh(machine: Machine) -> None:
     assert len(ours) == 4
 
 
+@pytest.mark.slow
 def test_up_reads_meshnet_toml(machine: Machine) -> None:
     (machine.root / "here/meshnet.toml").write_text(
         '[tracker]\nname = "t"\nroute_rng = 7\n'
         '[[node]]\nname = "a"\nshard = "0-14"\nthreads = 3\n[[node]]\nname = "b"\nshard = "10-20"\n'
     )
-    up = machine.run("up", "--timeout", "3")
+    up = machine.run("up", "--timeout", "5")
     assert up.returncode == 4
     assert "layers 21-29 of smollm2-135m are held by no ready node" in up.stderr
     assert "--threads 3" in (machine.root / "home/logs/a.log").read_text()
@@ -134,6 +139,25 @@ def test_up_refuses_unreadable_toml_with_its_line(machine: Machine) -> None:
     assert up.returncode == 1
     assert "meshnet.toml is not valid TOML" in up.stderr
     assert "line 2" in up.stderr
+
+
+def test_node_whose_tracker_does_not_answer_is_not_started(machine: Machine) -> None:
+    words = ("--model", "smollm2-135m", "--shard", "0-14", "--tracker", "127.0.0.1:9")
+    up = machine.run("up", "node", *words)
+    assert up.returncode == 3
+    assert "tracker at http://127.0.0.1:9 is not reachable; start it with: meshnet up" in up.stderr
+    (machine.root / "here/meshnet.toml").write_text('[mesh]\ntracker = "127.0.0.1:9"\n[[node]]\nshard = "0-14"\n')
+    assert machine.run("up").returncode == 3
+    assert pids(machine) == {}
+
+
+def test_model_that_nobody_knows_starts_nothing(machine: Machine) -> None:
+    (machine.root / "here/meshnet.toml").write_text('[mesh]\nmodel = "no-such"\n[[node]]\nshard = "0-14"\n')
+    up = machine.run("up")
+    assert up.returncode == 1
+    assert "no-such could not be fetched, so nothing was started" in up.stderr
+    assert "smollm2-135m" in up.stderr, "it says what there is"
+    assert pids(machine) == {}
 
 
 def test_down_kills_who_does_not_stop(machine: Machine) -> None:
@@ -184,6 +208,7 @@ def test_down_of_an_unknown_name_says_what_runs(machine: Machine) -> None:
     assert "No daemon is named 'nobody' here. Running: nothing." in down.stderr
 
 
+@pytest.mark.slow
 def test_up_node_takes_the_next_name_and_the_tracker_of_the_home(machine: Machine) -> None:
     assert machine.run("up", "tracker").returncode == 0
     for name in ("n1", "n2"):
