@@ -79,14 +79,23 @@ class Planner:
         return Plan(decision, self.epoch(model_key))
 
     def _greedy(self, model_key: str, usable: list[Node]) -> Plan:
-        if not usable and (gone := self._fleet.last_seen(model_key)) is not None:
-            raise NoRoute(f"No route for {model_key}: layers 0-{gone.n_layers - 1} are held by no live node.")
+        if not any(node.state == "ready" for node in usable):
+            raise self._nothing_ready(model_key, usable)
         route = select_route(usable, ModelKey(model_key))
         why = "no candidate could be used" if self.learning else "learning is off"
         decision = Decision(
             route, route.signature, "greedy-fallback", f"{why}: furthest-reaching hops, fastest first", "greedy"
         )
         return Plan(decision, self.epoch(model_key))
+
+    def _nothing_ready(self, model_key: str, usable: list[Node]) -> NoRoute:
+        known = [*self._fleet.nodes(model_key), *filter(None, (self._fleet.last_seen(model_key),))]
+        layers = f"layers 0-{max(node.n_layers for node in known) - 1}" if known else "its layers"
+        if usable:
+            states = ", ".join(f"{node.name or node.node_id} ({node.shard}) is {node.state}" for node in usable)
+            return NoRoute(f"No route for {model_key}: {layers} are held by no ready node; {states}.")
+        held = "no other live node" if self._fleet.nodes(model_key) else "no live node"
+        return NoRoute(f"No route for {model_key}: {layers} are held by {held}. See: meshnet nodes")
 
     def _usable(self, nodes: list[Node], avoid: Avoid) -> list[Node]:
         """Without those to avoid, and without suspects while the rest still covers the model."""

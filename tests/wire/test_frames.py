@@ -101,7 +101,7 @@ def test_rows_cut_into_messages_come_out_whole_and_in_order(case: tuple[str, int
     for part, rows in given_parts:
         pieces = got.pop(part.key)
         assert b"".join(data for _, data in pieces) == bytes(rows.data)
-        assert [piece.position for piece, _ in pieces][0] == part.position
+        assert pieces[0][0].position == part.position
         assert sum(piece.n_rows for piece, _ in pieces) == part.n_rows
         assert [piece.more for piece, _ in pieces] == [True] * (len(pieces) - 1) + [False]
         assert [piece.sample for piece, _ in pieces] == [False] * (len(pieces) - 1) + [part.sample]

@@ -156,8 +156,19 @@ def test_usage_is_for_streams_that_ask() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b'"x"', b"5", b"null", b"\xff\xfe", b'{"messages":{"messages":[]}}', b"[" * 10_000]
-    + [b'{"model":"m","messages":' + b'[{"a":' * 10_000, b'{"model":"m","messages":[],"temperature":NaN}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"5",
+        b"null",
+        b"\xff\xfe",
+        b'{"messages":{"messages":[]}}',
+        b"[" * 10_000,
+        b'{"model":"m","messages":' + b'[{"a":' * 10_000,
+        b'{"model":"m","messages":[],"temperature":NaN}',
+    ],
 )
 def test_broken_bodies_are_the_clients_fault(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
