@@ -181,3 +181,33 @@ def test_two_routers_of_the_same_seed_and_events_decide_alike():
         return said
 
     assert play() == play()
+
+
+def test_a_best_arm_that_turns_five_times_slower_falls_below_an_even_share_within_two_half_lives():
+    router, found = mesh()
+    truth, rng, turns, taken = {GPU.node_id: 25.0, CPU.node_id: 12.0}, Random(4), 0, Counter()
+    for turn in range(240):
+        now = 10.0 * turn
+        if turn == 120:
+            truth[GPU.node_id] = 5.0
+        candidates = router.propose([GPU, CPU], MODEL, turn)
+        route = router.choose(candidates, now, rng).route
+        router.observe(served(router, route, truth[route.head.node_id], now))
+        if turn >= 230:
+            shares = {row.candidate.signature: row.expected_share for row in router.table(candidates, now)}
+            taken["below"] += shares[found["gpu"].signature] < 0.5
+            turns += 1
+    assert taken["below"] == turns
+
+
+def test_two_trackers_that_share_nodes_do_not_herd():
+    """Each sees only its own calls in flight; with hop no node takes over twice its fair share of equal nodes."""
+    nodes = [node(f"n{i}", 0, 39, 10.0) for i in range(4)]
+    routers, rng, counts = [Router(RoutingConfig(policy="hop")) for _ in range(2)], Random(6), Counter()
+    for turn in range(200):
+        for router in routers:
+            candidates = router.propose(nodes, MODEL, turn)
+            route = router.choose(candidates, float(turn), rng).route
+            counts[route.head.node_id] += 1
+            router.observe(served(router, route, 10.0 * rng.uniform(0.8, 1.2), float(turn)))
+    assert max(counts.values()) <= 2 * 400 / 4

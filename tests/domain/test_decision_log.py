@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 
 from meshnet.domain.candidates import Candidate
@@ -103,3 +104,10 @@ def test_interval_narrows_with_rows():
     wide, narrow = estimate([1.0] * 100, rewards[:100], "x"), estimate([1.0] * 1600, rewards, "x")
     assert (wide.high - wide.low) / (narrow.high - narrow.low) == pytest.approx(4, rel=0.3)
     assert narrow.low < 10 < narrow.high
+
+
+def test_a_row_is_one_line_of_json_and_comes_back():
+    row = log("adr", 3)[-1]
+    line = msgspec.json.encode(row)
+    assert b"\n" not in line
+    assert msgspec.json.decode(line, type=DecisionRow) == row
