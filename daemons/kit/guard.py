@@ -7,11 +7,12 @@ caller in ``caller_of(request)``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from daemons.kit.web import Handler, error_response
 from meshnet.domain.errors import Forbidden, InvalidRequest, MeshnetError
@@ -31,8 +32,6 @@ _RAW_BODIES = {api.FORWARD}
 _INTERNAL = "x-meshnet-"
 _TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "join", "lease"})
 """Needs whose callers may set ``X-Meshnet-*`` headers: daemons of the mesh. Everyone else's are dropped."""
-
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from daemons.kit.keyfile import KeyFile
 from daemons.kit.web import answer_errors
 from meshnet.domain.errors import StartError
 from meshnet.domain.ids import wallet_of
-from meshnet.domain.keys import KeyRing, Profile, Scope, make_key
+from meshnet.domain.keys import KeyRecord, KeyRing, Profile, Scope, make_key
 from meshnet.wire import access
 from meshnet.wire.keyfile import encode_keys
 from meshnet.wire.signatures import TRACKER_HEADER, sign_request
@@ -28,16 +28,16 @@ NOW = 1_800_000_000.0
 TRACKER = "tracker01/boot0001"
 NODE = Ed25519PrivateKey.from_private_bytes(b"n" * 32)
 WALLET = wallet_of(NODE.public_key().public_bytes_raw())
-MADE = {
-    scope: make_key(scope, frozenset({scope}), bytes([i]) * 32, 0.0)
-    for i, scope in enumerate(("chat", "read", "admin", "join"), 1)
+SCOPES: tuple[Scope, ...] = ("chat", "read", "admin", "join")
+MADE: dict[str, tuple[str, KeyRecord]] = {
+    scope: make_key(scope, frozenset({scope}), bytes([i]) * 32, 0.0) for i, scope in enumerate(SCOPES, 1)
 }
 RING = KeyRing(record for _, record in MADE.values())
 TABLES = {"tracker": access.TRACKER, "node": access.NODE, "relay": access.RELAY}
 ROUTES = [(name, *route) for name, table in TABLES.items() for route in table]
 
 
-def bearer(scope: Scope) -> dict[str, str]:
+def bearer(scope: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {MADE[scope][0]}"}
 
 
