@@ -30,7 +30,8 @@ def text_config(raw: dict[str, Any]) -> PreTrainedConfig:
     """A stored config.json as a transformers config of the text model. Raises WeightsError for other families."""
     model_type = str(raw.get("model_type"))
     find_family(model_type)
-    fields = {key: value for key, value in raw.items() if key != "model_type"}
+    # Weights arrive dequantized, so that the modules are the plain ones.
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")}
     try:
         return AutoConfig.for_model(model_type, **fields).get_text_config()
     except (ValueError, TypeError, KeyError) as error:
@@ -42,7 +43,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     register_attention()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def layer_type(config: PreTrainedConfig, layer: int) -> str:

@@ -8,9 +8,9 @@ shard and one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from meshnet.domain.errors import WeightsError
+from meshnet.engine.dequantize import dequantize
 from meshnet.weights.tensors import read_tensors
 
 Opener = Callable[[Path], BinaryIO]
@@ -65,7 +66,12 @@ def _read_into(stream: BinaryIO, target: memoryview, path: Path, name: str) -> N
 
 
 def load_files(
-    model: PreTrainedModel, paths: Iterable[Path], dtype: torch.dtype, device: torch.device, opener: Opener
+    model: PreTrainedModel,
+    paths: Iterable[Path],
+    dtype: torch.dtype,
+    device: torch.device,
+    opener: Opener = open_bytes,
+    quantization: Mapping[str, Any] | None = None,
 ) -> None:
     """Put the tensors of ``paths`` into the model, converted to ``dtype``. Raises WeightsError for tensors that fit
     no parameter."""
@@ -77,7 +83,8 @@ def load_files(
         weight_mapping=get_model_conversion_mapping(model),  # type: ignore[arg-type]
     )
     for path in paths:
-        info, _ = convert_and_load_state_dict_in_model(model, dict(read_file(path, opener)), config)
+        tensors = dequantize(read_file(path, opener), quantization, dtype)
+        info, _ = convert_and_load_state_dict_in_model(model, tensors, config)
         wrong = {*info.unexpected_keys, *(str(key) for key in info.mismatched_keys), *info.conversion_errors}
         wrong -= {"lm_head.weight"} if model.config.tie_word_embeddings else set()
         if wrong or info.error_msgs:

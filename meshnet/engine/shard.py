@@ -19,6 +19,7 @@ from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.shards import Shard
 from meshnet.engine.attention import Span
 from meshnet.engine.capacity import kv_of_layers
+from meshnet.engine.dequantize import require_known
 from meshnet.engine.families import Embedding, Head, Rotary, build_on_meta, layer_type, text_config
 from meshnet.engine.kv import KvShape
 from meshnet.engine.lean import make_lean
@@ -91,6 +92,8 @@ def load_shard(
     manifest = model.manifest
     manifest.files_for(shard)  # Raises when the shard reaches beyond the model.
     target, torch_dtype = torch.device(device), TORCH_DTYPES[dtype]
+    quantization = model.config.get("quantization_config")
+    require_known(quantization)
     config = text_config(model.config)
     whole = build_on_meta(config, torch_dtype)
     is_head, is_tail = shard.start == 0, shard.end == manifest.n_layers - 1
@@ -99,7 +102,7 @@ def load_shard(
         paths.append(model.embedding_file())
     if is_tail:
         paths.append(model.head_file())
-    load_files(whole, paths, torch_dtype, target, opener)
+    load_files(whole, paths, torch_dtype, target, opener, quantization)
     inner: Any = whole.model
     layers = [_finish_layer(inner.layers[layer], layer) for layer in range(shard.start, shard.end + 1)]
     embedding = Embedding.of(whole, config, target) if is_head else None
