@@ -58,9 +58,7 @@ class NodeSettings:
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise StartError(f"--port is {self.port}; ports go from 0 (a free one) to 65535.")
         if not is_loopback(self.host):
-            raise StartError(
-                f"--host {self.host} is refused: beyond loopback a node needs keys, which do not exist yet."
-            )
+            raise StartError(f"--host {self.host} is refused: only loopback is served until the mesh has keys.")
         self.kv_budget_bytes()
         try:
             return parse_shard(self.shard)
