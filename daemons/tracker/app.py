@@ -22,6 +22,8 @@ from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import CONTENT_TYPE, Metrics
 from daemons.tracker.planner import Planner
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.stats import stats
+from meshnet.domain.demand import DemandStats
 from meshnet.domain.errors import InvalidRequest, Overloaded
 from meshnet.domain.ids import CallId, NodeId
 from meshnet.wire import api
@@ -67,6 +69,8 @@ class Tracker:
         self.clock = clock
         self.started = int(clock.wall())
         self.fleet = Fleet(clock.now)
+        # A generation is one life of this id's counts: they begin anew at each start, so it must rise.
+        self.demand = DemandStats(identity.tracker_id, self.started, "")
         self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning)
         self.events = EventLog(clock.wall)
         self.wall = CallWall(clock.now, config.max_calls_kept, self._names)
@@ -101,9 +105,11 @@ class Tracker:
 
     async def _forget(self) -> None:
         self.planner.tick()
+        self.demand.forget_expired(self.clock.wall())
 
     def _on_demand(self, model_key: str, call_id: CallId) -> None:
         self.metrics.demand(model_key)
+        self.demand.record(model_key, call_id, self.clock.wall())
 
     def _on_change(self, change: Change) -> None:
         node = change.node
@@ -144,6 +150,7 @@ class Handlers:
             web.get(api.COVERAGE, self.coverage, allow_head=False),
             web.get(api.ROUTING, self.routing, allow_head=False),
             web.post(api.EXPLAIN, self.explain),
+            web.get(api.STATS, self.stats, allow_head=False),
             web.get(api.CALLS, self.calls, allow_head=False),
             web.get(api.CALL, self.call, allow_head=False),
             web.get(api.EVENTS, self.follow, allow_head=False),
@@ -201,6 +208,10 @@ class Handlers:
         views.model(tracker.fleet, wanted.model, tracker.started)
         plan = tracker.planner.explain(wanted.model, pin=wanted.route, policy=wanted.route_policy)
         return json_response(views.explain(tracker.fleet, tracker.planner, wanted.model, plan, wanted.route_policy))
+
+    async def stats(self, request: web.Request) -> web.Response:
+        tracker = self._tracker
+        return json_response(stats(tracker.demand, tracker.started, tracker.clock.wall()))
 
     async def calls(self, request: web.Request) -> web.Response:
         query = request.query

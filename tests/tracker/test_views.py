@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from meshnet.client.http import open_http
-from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound
+from meshnet.domain.errors import EpochChanged, InvalidRequest, NoRoute, NotFound
 from meshnet.wire import api
 from meshnet.wire.messages import HeartbeatRequest
 from meshnet.wire.routing import EventMessage, ExplainRequest
@@ -174,3 +174,15 @@ async def test_wrong_paths_and_methods_are_json(running: Running) -> None:
         assert wrong.status_code == 405 and set(wrong.headers["allow"].split(",")) == {"GET", "POST"}
         for path in (api.CALLS + "?limit=x", api.CALLS + "?limit=0", api.EVENTS + "?after=x"):
             assert (await http.get(running.url + path)).status_code == 400
+
+
+async def test_demand_is_counted_on_arrival_served_or_not(running: Running) -> None:
+    await running.client.register(claim(1, 0, 14))
+    for _ in range(3):
+        with pytest.raises(NoRoute):
+            await running.client.ask(body())
+    with pytest.raises(NotFound):
+        await running.client.ask(body(model="nope"))
+    (model,) = (await running.client.stats()).models
+    assert (model.model_key, model.rpm_last_hour, sum(model.minutes)) == (MODEL, 3 / 60, 3)
+    assert model.combined_rpm_last_hour == model.rpm_last_hour and len(model.minutes) == 60
