@@ -212,13 +212,13 @@ def main(kind: str) -> None:
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     name = options.name
-    print(f"{name} begins with {' '.join(sys.argv[1:])}", flush=True)
     if name in os.environ.get("FAKE_FAIL", "").split(","):
         sys.exit(f"{name}: the disk is on fire")
     if name in os.environ.get("FAKE_STUBBORN", "").split(","):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print(f"{name} begins with {' '.join(sys.argv[1:])}", flush=True)
     server = _tracker(options) if kind == "tracker" else _node(options)
     url = f"http://127.0.0.1:{server.server_address[1]}"
     _write_run_file(kind, name, url)
