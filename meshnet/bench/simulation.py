@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from meshnet.domain.candidates import claimed_layer_s
 from meshnet.domain.ids import ModelKey, NodeId, Revision, Wallet
 from meshnet.domain.nodes import Node
 from meshnet.domain.route_search import k_best_routes
@@ -199,8 +198,3 @@ def _true_speed(world: World, node: Node, now: float) -> tuple[float, float]:
 
 def node_index(node_id: str) -> int:
     return int(node_id[4 : node_id.index(".")])
-
-
-def claim_error(world: World, index: int) -> float:
-    """Claimed over true speed."""
-    return world.layer_s[index] / claimed_layer_s(world.nodes[index])

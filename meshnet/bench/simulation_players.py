@@ -10,11 +10,11 @@ from typing import Protocol
 
 from meshnet.bench.simulation import MODEL, World, best_route
 from meshnet.domain.candidates import Candidate, make_candidate
+from meshnet.domain.decayed import decay
 from meshnet.domain.nodes import Node
 from meshnet.domain.policies import Router
 from meshnet.domain.routes import Route
 from meshnet.domain.routing import POLICY_NAMES, Outcome, RoutingConfig, TopologyChange
-from meshnet.domain.routing_stats import decay
 
 SEARCH_EVERY_S = 60.0
 """Policies that know whole routes keep their candidates this long: new arms all the time would never be measured."""

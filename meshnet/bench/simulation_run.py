@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -174,9 +173,3 @@ class _Run:
 
 def _layers(hop: Hop) -> int:
     return hop.end_layer - hop.start_layer + 1
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshnet.domain.candidates import HOP_LINK_S, Candidate
+from meshnet.domain.decayed import DecayedSum
 from meshnet.domain.routes import Hop
 from meshnet.domain.routing import HopTiming, Outcome, is_positive_number
-from meshnet.domain.routing_stats import PRUNE_AFTER_S, DecayedSum
+from meshnet.domain.routing_stats import PRUNE_AFTER_S
 
 SAMPLE_VARIANCE = 0.04
 """Of one long answer's ln(seconds): noise of 20 %. Raising it learns slower and tries more."""

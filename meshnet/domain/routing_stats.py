@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from meshnet.domain.ids import ModelKey
+from meshnet.domain.decayed import DecayedSum, decay
 from meshnet.domain.routing import ArmStatus, Outcome, TopologyChange, is_positive_number
 
 MIN_PROVEN_MASS = 0.5
@@ -23,17 +23,12 @@ REPUTATION_PRIOR_MASS = 2.0
 decay: without news reputation returns to 1. Raising it forgives more."""
 
 
-def decay(age_s: float, half_life_s: float) -> float:
-    """``0.5 ** (age / half_life)``; 1 for a negative age."""
-    return 0.5 ** (age_s / half_life_s) if age_s > 0 else 1.0
-
-
 class TopologyEpochs:
-    """Counter per model that rises when a node joins, leaves or changes shard, and at nothing else."""
+    """Counter per model that rises with every TopologyChange: a node joined, left or changed shard. Who is a member,
+    and so what is a change, only the keeper of leases knows."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, int] = {}
-        self._members: dict[str, dict[str, str]] = {}
 
     def epoch(self, model_key: str) -> int:
         return self._epochs.get(model_key, 0)
@@ -45,49 +40,6 @@ class TopologyEpochs:
     def raise_to(self, model_key: str, epoch: int) -> None:
         """For replaying a log: the epoch is at least this."""
         self._epochs[model_key] = max(self.epoch(model_key), epoch)
-
-    def registered(self, model_key: str, wallet: str, shard: str) -> bool:
-        """A wallet serves this shard now. True if that is news: it joined, or its shard changed."""
-        members = self._members.setdefault(model_key, {})
-        if members.get(wallet) == shard:
-            return False
-        members[wallet] = shard
-        self.bump(model_key)
-        return True
-
-    def left(self, model_key: str, wallet: str) -> bool:
-        """A wallet's lease ended. True if it was a member."""
-        if self._members.get(model_key, {}).pop(wallet, None) is None:
-            return False
-        self.bump(model_key)
-        return True
-
-
-@dataclass(slots=True)
-class DecayedSum:
-    """``numerator`` and ``denominator`` with one decaying stamp: their ratio is a decayed ratio of sums."""
-
-    numerator: float = 0.0
-    denominator: float = 0.0
-    stamp: float | None = None
-
-    def add(self, numerator: float, denominator: float, now: float, half_life_s: float) -> None:
-        if self.stamp is not None:
-            kept = decay(now - self.stamp, half_life_s)
-            self.numerator *= kept
-            self.denominator *= kept
-            now = max(now, self.stamp)
-        self.numerator += numerator
-        self.denominator += denominator
-        self.stamp = now
-
-    @property
-    def ratio(self) -> float | None:
-        """None while nothing is left to divide by."""
-        return self.numerator / self.denominator if self.denominator > 0 else None
-
-    def mass(self, now: float, half_life_s: float) -> float:
-        return 0.0 if self.stamp is None else self.denominator * decay(now - self.stamp, half_life_s)
 
 
 class Reputation:
@@ -285,8 +237,3 @@ class RouteStatsStore:
         oldest = sorted(self._arms, key=lambda key: self._arms[key].touched)
         for key in oldest[: max(MAX_ARMS // 10, 1)]:
             del self._arms[key]
-
-
-def epoch_of(store: RouteStatsStore, model_key: ModelKey) -> int:
-    """The model's topology epoch, to be written into an Outcome when a route is chosen."""
-    return store.epochs.epoch(model_key)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshnet.domain import routing_stats
 from meshnet.domain.ids import ModelKey, NodeId, Revision
 from meshnet.domain.routes import Hop, Route
 from meshnet.domain.routing import Outcome, TopologyChange
@@ -137,13 +136,19 @@ def test_another_models_topology_is_none_of_ours():
     assert store.arm(MODEL, ARM, 0.0).status == "proven"
 
 
-def test_epoch_rises_on_join_leave_and_shard_change_only():
+@pytest.mark.parametrize("kind", ["join", "leave", "shard"])
+def test_epoch_rises_by_one_with_each_change_of_its_model(kind):
+    store = RouteStatsStore()
+    for expected in (1, 2):
+        store.on_topology(TopologyChange(MODEL, NodeId("b.0-9"), kind))
+        assert (store.epochs.epoch(MODEL), store.epochs.epoch("other")) == (expected, 0)
+
+
+def test_epoch_can_be_raised_but_never_lowered():
     epochs = TopologyEpochs()
-    assert epochs.registered(MODEL, "w", "0-9") and epochs.epoch(MODEL) == 1
-    assert not epochs.registered(MODEL, "w", "0-9") and epochs.epoch(MODEL) == 1
-    assert epochs.registered(MODEL, "w", "0-5") and epochs.epoch(MODEL) == 2
-    assert epochs.left(MODEL, "w") and epochs.epoch(MODEL) == 3
-    assert not epochs.left(MODEL, "w") and epochs.epoch(MODEL) == 3
+    epochs.raise_to(MODEL, 5)
+    epochs.raise_to(MODEL, 3)
+    assert epochs.epoch(MODEL) == 5
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "rerouted"])
@@ -233,7 +238,3 @@ def test_reputation_forgets_the_silent():
     reputation.observe("w", False, 0.0)
     reputation.forget(PRUNE_AFTER_S + 1)
     assert reputation.value("w", PRUNE_AFTER_S + 1) == 1.0
-
-
-def test_decay_of_a_negative_age_is_none():
-    assert routing_stats.decay(-1e12, 600.0) == 1.0
