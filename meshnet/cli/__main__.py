@@ -13,6 +13,7 @@ import typer
 
 from meshnet import __version__
 from meshnet.cli import exits
+from meshnet.cli.bench import bench
 from meshnet.cli.chat import chat
 from meshnet.cli.console import console as open_console
 from meshnet.cli.coverage import coverage
@@ -45,6 +46,7 @@ app.command()(coverage)
 app.add_typer(models_app, name="models")
 app.command("console")(open_console)
 app.command()(doctor)
+app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})(bench)
 
 
 def _version(asked: bool) -> None:
