@@ -71,7 +71,7 @@ class Tracker:
         self.fleet = Fleet(clock.now)
         # A generation is one life of this id's counts: they begin anew at each start, so it must rise.
         self.demand = DemandStats(identity.tracker_id, self.started, "")
-        self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning)
+        self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health)
         self.events = EventLog(clock.wall)
         self.wall = CallWall(clock.now, config.max_calls_kept, self._names)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
@@ -121,6 +121,9 @@ class Tracker:
             text=f"{node.name} ({node.shard}): {change.reason}",
             data={"name": node.name, "shard": str(node.shard), "state": node.state, "epoch": node.epoch},
         )
+
+    def _on_health(self, node_id: NodeId, kind: str, why: str) -> None:
+        self.events.add(f"node.{kind}", problem=kind == "ejected", node_id=node_id, text=why)
 
     async def stop(self) -> None:
         """Calls end with an error, event feeds end, loops end."""

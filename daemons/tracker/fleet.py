@@ -60,6 +60,8 @@ class Change:
     node: Node
     reason: str
     topology: bool = True
+    new_process: bool = False
+    """Another boot than the lease before, if there was one."""
 
 
 class Fleet:
@@ -95,15 +97,16 @@ class Fleet:
 
     def _tell_registered(self, before: Lease | None, lease: Lease) -> None:
         node = lease.node
+        restarted = before is not None and before.claim.boot != lease.claim.boot
         if before is None:
-            self._tell(Change("joined", node, "registered"))
+            self._tell(Change("joined", node, "registered", new_process=True))
         elif _place(before.node) != _place(node):
             self._departed[before.node.model_key] = replace(before.node, heard_at=self._now())
             self._tell(Change("left", before.node, f"moved to {node.node_id} of {node.model_key}"))
-            self._tell(Change("joined", node, f"moved from {before.node.node_id}"))
+            self._tell(Change("joined", node, f"moved from {before.node.node_id}", new_process=restarted))
         else:
-            reason = "restarted" if before.claim.boot != lease.claim.boot else "registered again"
-            self._tell(Change("changed", node, reason, topology=False))
+            reason = "restarted" if restarted else "registered again"
+            self._tell(Change("changed", node, reason, topology=False, new_process=restarted))
 
     def heartbeat(self, node_id: str, beat: HeartbeatRequest) -> Lease:
         """Raises NotFound(code="unknown_lease") or EpochChanged: either way the node registers again."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from daemons.tracker.fleet import Change, Fleet
+from daemons.tracker.health import Health
 from meshnet.domain.candidates import Candidate
 from meshnet.domain.errors import NoRoute
 from meshnet.domain.ids import ModelKey, NodeId
@@ -44,15 +45,24 @@ class Planner:
     """Decides, reserves, learns. ``rng`` draws the scouts; ``now`` is monotonic."""
 
     def __init__(
-        self, fleet: Fleet, config: RoutingConfig, rng: Random, now: Callable[[], float], learning: bool = True
+        self,
+        fleet: Fleet,
+        config: RoutingConfig,
+        rng: Random,
+        now: Callable[[], float],
+        learning: bool = True,
+        on_health: Callable[[NodeId, str, str], None] = lambda node_id, kind, why: None,
     ) -> None:
+        """``on_health`` hears of nodes "ejected" and "returned"."""
         self._fleet = fleet
         self._rng = rng
         self._now = now
         self.config = config
         self.memory = RoutingMemory(config)
         self.reputation = Reputation(config.stats_half_life_s)
+        self.health = Health(now, rng)
         self.learning = learning
+        self._on_health = on_health
         self._policies: dict[str, Policy] = {}
         self._outcomes = 0
         self._in_flight: Counter[NodeId] = Counter()
@@ -98,16 +108,24 @@ class Planner:
         return NoRoute(f"No route for {model_key}: {layers} are held by {held}. See: meshnet nodes")
 
     def _usable(self, nodes: list[Node], avoid: Avoid) -> list[Node]:
-        """Without those to avoid, and without suspects while the rest still covers the model."""
-        wanted = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
-        sound = [node for node in wanted if not self._fleet.is_suspect(node)]
-        if len(sound) == len(wanted):
-            return wanted
-        with contextlib.suppress(NoRoute):
-            if sound:
-                select_route(sound, sound[0].model_key)
-                return sound
-        return wanted
+        """Without those to avoid; without doubtful ones as well, as far as the rest still covers what all do."""
+        kept = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
+        doubtful = sorted((node for node in kept if self._is_doubtful(node)), key=self._doubt, reverse=True)
+        for node in doubtful:
+            rest = [other for other in kept if other is not node]
+            if _is_spare(node, rest):
+                kept = rest
+        return kept
+
+    def _is_doubtful(self, node: Node) -> bool:
+        """Suspect, ejected, or on trial with the one request it gets."""
+        state = self.health.state(node.wallet)
+        on_trial = state == "half-open" and node.in_flight > 0
+        return state == "ejected" or on_trial or self._fleet.is_suspect(node)
+
+    def _doubt(self, node: Node) -> tuple[int, float, str]:
+        """The most doubtful is left out first."""
+        return self._fleet.missed(node), self.health.ejected_for_s(node.wallet), node.node_id
 
     def nodes(self, model_key: str | None = None) -> list[Node]:
         """Live nodes with what is in flight on them and how they fared."""
@@ -134,14 +152,22 @@ class Planner:
         return self._in_flight.get(NodeId(node_id), 0)
 
     def observe(self, outcome: Outcome) -> None:
-        """What an attempt taught: of the route to the policies, of its nodes to their reputation."""
+        """What an attempt taught: of the route to the policies, of its nodes to their reputation and health."""
         self.memory.observe(outcome)
-        self._outcomes += 1
-        if outcome.status == "ok":
+        if outcome.status in ("ok", "rerouted") and outcome.completion_tokens:
             for node_id in outcome.route.node_ids:
                 self.reputation.observe(_wallet(node_id), True, outcome.finished_at)
-        elif outcome.failed_node is not None:
-            self.reputation.observe(_wallet(outcome.failed_node), False, outcome.finished_at)
+                if self.health.succeeded(_wallet(node_id)):
+                    self._on_health(node_id, "returned", "a request went through")
+        elif outcome.status == "failed" and outcome.failed_node is not None:
+            self._failed(outcome.failed_node, outcome)
+
+    def _failed(self, node_id: NodeId, outcome: Outcome) -> None:
+        self.reputation.observe(_wallet(node_id), False, outcome.finished_at)
+        ejected_s = self.health.failed(_wallet(node_id), broke_stream=outcome.first_token_at is not None)
+        if ejected_s is not None:
+            log.warning("node ejected node=%s for_s=%.0f", node_id, ejected_s)
+            self._on_health(node_id, "ejected", f"left out for {ejected_s:.0f} s where others hold its layers")
 
     def epoch(self, model_key: str) -> int:
         return self.memory.arms.epochs.epoch(model_key)
@@ -178,9 +204,23 @@ class Planner:
         return self._policies[name]
 
     def _on_change(self, change: Change) -> None:
+        if change.new_process:
+            self.health.restarted(change.node.wallet)
         if change.topology:
             kind = "join" if change.kind == "joined" else "leave"
             self.memory.on_topology(TopologyChange(change.node.model_key, change.node.node_id, kind))
+
+
+def _is_spare(node: Node, rest: list[Node]) -> bool:
+    """Whether like, ready nodes hold every layer of this one without it."""
+    like = (node.revision, node.dtype, node.n_layers)
+    held = {
+        layer
+        for other in rest
+        if other.state == "ready" and (other.revision, other.dtype, other.n_layers) == like
+        for layer in range(other.shard.start, other.shard.end + 1)
+    }
+    return node.state != "ready" or held.issuperset(range(node.shard.start, node.shard.end + 1))
 
 
 def _wallet(node_id: str) -> str:

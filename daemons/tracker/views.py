@@ -37,11 +37,11 @@ from meshnet.wire.routing import (
 def nodes(fleet: Fleet, planner: Planner, now: float) -> NodesResponse:
     known = {node.node_id: node for node in planner.nodes()}
     return NodesResponse(
-        tuple(_node(lease, known[lease.node.node_id], fleet.is_suspect(lease.node), now) for lease in fleet.leases())
+        tuple(_node(lease, known[lease.node.node_id], fleet, planner, now) for lease in fleet.leases())
     )
 
 
-def _node(lease: Lease, node: Node, suspect: bool, now: float) -> NodeMessage:
+def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, now: float) -> NodeMessage:
     claim, beat = (
         lease.claim,
         lease.beat or HeartbeatRequest(epoch=node.epoch, kv_free_bytes=lease.claim.kv_budget_bytes),
@@ -62,7 +62,7 @@ def _node(lease: Lease, node: Node, suspect: bool, now: float) -> NodeMessage:
         epoch=node.epoch,
         state=node.state,
         live=True,
-        suspect=suspect,
+        suspect=fleet.is_suspect(node),
         heartbeat_age_s=round(now - node.heard_at, 3),
         joined_age_s=round(now - node.joined_at, 3),
         benchmark_tokens_per_sec=node.benchmark_tokens_per_sec,
@@ -81,6 +81,9 @@ def _node(lease: Lease, node: Node, suspect: bool, now: float) -> NodeMessage:
         rss_bytes=beat.rss_bytes,
         loading_done_bytes=beat.loading_done_bytes,
         loading_total_bytes=beat.loading_total_bytes,
+        health=planner.health.state(node.wallet),
+        ejected_for_s=round(planner.health.ejected_for_s(node.wallet), 3),
+        failures=planner.health.failures(node.wallet),
         hardware=claim.hardware,
     )
 
@@ -175,7 +178,7 @@ def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey) -> RoutingMode
         model_key=model_key,
         topology_epoch=planner.epoch(model_key),
         candidates=_candidates(rows, fleet),
-        left_out=_left_out(rows, fleet, model_key),
+        left_out=_left_out(rows, fleet, planner, model_key),
         dropped_samples=planner.memory.arms.dropped,
     )
 
@@ -227,7 +230,7 @@ def explain(fleet: Fleet, planner: Planner, model_key: str, plan: Plan, policy: 
         topology_epoch=plan.epoch,
         decision=decision_message(plan),
         candidates=_candidates(rows, fleet),
-        left_out=_left_out(rows, fleet, model_key),
+        left_out=_left_out(rows, fleet, planner, model_key),
     )
 
 
@@ -244,20 +247,22 @@ def decision_message(plan: Plan) -> DecisionMessage:
     )
 
 
-def _left_out(rows: Sequence[ArmRow], fleet: Fleet, model_key: str) -> tuple[tuple[str, str], ...]:
+def _left_out(rows: Sequence[ArmRow], fleet: Fleet, planner: Planner, model_key: str) -> tuple[tuple[str, str], ...]:
     used = {node_id for row in rows for node_id in row.candidate.route.node_ids}
     return tuple(
-        (node.node_id, _why_left_out(node, fleet))
+        (node.node_id, _why_left_out(node, fleet, planner))
         for node in sorted(fleet.nodes(model_key), key=lambda node: node.node_id)
         if node.node_id not in used
     )
 
 
-def _why_left_out(node: Node, fleet: Fleet) -> str:
+def _why_left_out(node: Node, fleet: Fleet, planner: Planner) -> str:
     if node.state != "ready":
         return f"it is {node.state}"
     if fleet.is_suspect(node):
         return f"it missed {fleet.missed(node)} heartbeats"
+    if planner.health.state(node.wallet) != "ok":
+        return f"it failed and is ejected for another {planner.health.ejected_for_s(node.wallet):.0f} s"
     return "no candidate needs it: others reach further from every layer where it could be entered"
 
 

@@ -66,8 +66,10 @@ async def test_rerouted_answer_adds_no_speed_sample(running: Running) -> None:
     await two_heads(running, breaking_once(5, "step_failed"))
     await running.client.ask(body())
     (model,) = (await running.client.routing()).models
-    assert [row.samples for row in model.candidates] == [0, 0]
-    assert sorted(round(row.reputation, 2) for row in model.candidates)[0] < 1
+    assert all(row.samples == 0 for row in model.candidates)
+    bad, good = sorted((await running.client.nodes()).nodes, key=lambda node: node.reputation)
+    assert (bad.health, bad.failures, good.health, good.reputation) == ("ejected", 1, "ok", 1.0)
+    assert model.left_out[0][0] == bad.node_id and "ejected" in model.left_out[0][1]
 
 
 async def test_refusal_leads_elsewhere_and_blames_nobody(running: Running) -> None:
