@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from daemons.kit.tls import read_certificate
 from daemons.relay.buckets import Buckets
@@ -193,8 +194,7 @@ class End(asyncio.Protocol):
         self.splice: Splice | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
