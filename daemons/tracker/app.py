@@ -113,6 +113,8 @@ class Tracker:
 
     def _on_change(self, change: Change) -> None:
         node = change.node
+        if change.new_process and (lease := self.fleet.get(node.node_id)) is not None:
+            self.attempts.forget(node.node_id, lease.claim.boot)
         self.events.add(
             f"node.{change.kind}",
             problem=change.kind == "left",

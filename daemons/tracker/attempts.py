@@ -15,7 +15,6 @@ import aiohttp
 import msgspec
 
 from daemons.kit.link import Link, Links
-from daemons.kit.tasks import Tasks
 from daemons.tracker.settings import Deadlines
 from meshnet.domain.engine import SessionKey
 from meshnet.domain.errors import EpochChanged, FrameError, NodeFailed
@@ -105,7 +104,6 @@ class Attempts:
         self._deadlines = deadlines
         self._now = now
         self._sessions: dict[SessionKey, Session] = {}
-        self._tasks = Tasks("attempts")
         self._links = Links(hello, self._on_message, self._on_closed, http, now)
 
     def __len__(self) -> int:
@@ -130,7 +128,7 @@ class Attempts:
         session = Session(generate, link, on_delta, self._now)
         self._sessions[session.key] = session
         try:
-            await link.send(generate)
+            link.post(generate)
             return await self._watch(session, first_token_s, generate.deadline_s)
         except NodeFailed as error:
             session.end(Ended("failed", error.code, error.message, head.node_id))
@@ -143,19 +141,22 @@ class Attempts:
             self._stop_head(session)
 
     def _stop_head(self, session: Session) -> None:
-        """CANCEL, unless the head itself said that it is over."""
-        by_head = session.ended.done() and session.ended.result().kind in ("finished", "client", "refused")
+        """CANCEL, unless the head itself said that it is over. Never waits: whoever was cancelled here may be
+        cancelled again, and the head must hear of it anyway."""
+        ended = session.ended.result() if session.ended.done() else None
+        by_head = ended is not None and ended.kind in ("finished", "client", "refused")
         if by_head or session.link.closed.is_set():
             return
-        # In the background: whoever was cancelled here may be cancelled again, and the head must hear of it anyway.
-        self._tasks.start(self._send_cancel(session), f"cancel {session.key[0]}")
-
-    async def _send_cancel(self, session: Session) -> None:
-        reason = session.ended.result().code if session.ended.done() else "client gone"
         try:
-            await session.link.send(Cancel(session.key[0], session.key[1], reason))
+            session.link.post(Cancel(*session.key, reason=ended.code if ended is not None else "client gone"))
         except NodeFailed:
             log.debug("cancel not sent peer=%s reason=link_closed", session.head)
+
+    def forget(self, node_id: NodeId, boot: str) -> None:
+        """Another process has this node_id now: a link to the old one, half-open perhaps, is of no use."""
+        link = self._links.get(node_id)
+        if link is not None and link.peer.boot != boot:
+            link.cut()
 
     async def _watch(self, session: Session, first_token_s: float, deadline_s: float) -> Ended:
         deadline_at, extended_until = session.started_at + deadline_s, 0.0
@@ -179,7 +180,7 @@ class Attempts:
     async def _ask_head(self, session: Session, silent_s: float) -> None:
         """The head watches its ring and names culprits; a tracker only needs to know whether the head itself lives."""
         session.probed = asyncio.get_running_loop().create_future()
-        await session.link.send(Probe(session.key[0], session.key[1], 0))
+        session.link.post(Probe(*session.key, step=0))
         await asyncio.wait(
             (session.ended, session.probed), timeout=self._deadlines.probe_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -205,7 +206,6 @@ class Attempts:
                 session.end(Ended("failed", "link_closed", why, session.head))
 
     async def close(self) -> None:
-        await self._tasks.close()
         await self._links.close()
 
 

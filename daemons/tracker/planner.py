@@ -154,6 +154,7 @@ class Planner:
     def observe(self, outcome: Outcome) -> None:
         """What an attempt taught: of the route to the policies, of its nodes to their reputation and health."""
         self.memory.observe(outcome)
+        self._outcomes += 1
         if outcome.status in ("ok", "rerouted") and outcome.completion_tokens:
             for node_id in outcome.route.node_ids:
                 self.reputation.observe(_wallet(node_id), True, outcome.finished_at)

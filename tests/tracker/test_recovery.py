@@ -270,3 +270,21 @@ async def test_late_frames_of_an_abandoned_attempt_are_dropped() -> None:
 
         await two_heads(running, script)
         assert (await running.client.ask(body())).text == whole_text(1, 8)
+
+
+async def test_link_to_a_process_that_was_replaced_is_cut_at_once() -> None:
+    async with run_tracker(spare_wait=20.0) as running:
+        head = await running.head(1)
+
+        async def script(talk: Talk) -> None:
+            if talk.generate.attempt > 1:
+                await answering(8)(talk)
+                return
+            await talk.say(2)
+            # The old process hangs; another one has its wallet and place now.
+            await running.client.register(claim(1, 0, 29, head.url, boot="another-process"))
+            await talk.hang()
+
+        head.script = script
+        answer = await running.client.ask(body())
+        assert answer.text == whole_text(1, 8) and answer.meshnet["rerouted"][0]["code"] == "link_closed"
