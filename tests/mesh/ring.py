@@ -20,6 +20,7 @@ from daemons.node.deadlines import Deadlines
 from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
 from meshnet.domain.chat import ChatMessage, GenerationRequest, Sampling
+from meshnet.domain.engine import ShardEngine, TextCodec
 from meshnet.domain.ids import Wallet, make_node_id
 from meshnet.domain.shards import parse_shard
 from meshnet.wire import api
@@ -38,6 +39,7 @@ QUICK = Deadlines(stall_s=0.3, stall_steps=1.0, probe_s=0.15, open_s=1.5, connec
 class RunningNode:
     node: Node
     engine: FakeEngine
+    """The fake one, where the node was not given another."""
     site: Site
     epoch: int = 1
 
@@ -70,8 +72,8 @@ class Answer:
             self.arrived.clear()
             await asyncio.wait_for(self.arrived.wait(), WAIT_S)
 
-    async def finished(self) -> Finished:
-        end = await asyncio.wait_for(asyncio.shield(self.end), WAIT_S)
+    async def finished(self, within_s: float = WAIT_S) -> Finished:
+        end = await asyncio.wait_for(asyncio.shield(self.end), within_s)
         assert isinstance(end, Finished), end
         return end
 
@@ -122,13 +124,22 @@ class Mesh:
         self._http = http
         self._answers: dict[tuple[int, int], Answer] = {}
         self._numbers = itertools.count(1)
+        self.model = facts()
         self.nodes: list[RunningNode] = []
         self.hello = Hello(peer_id="tracker.test", role="tracker", boot="boot-tracker", wire_version=api.WIRE_VERSION)
         self.links = Links(lambda: self.hello, self._on_message, lambda link: None, http, time.monotonic)
 
-    async def add(self, shard: str, *, kv_budget: int = 1 << 24, deadlines: Deadlines = QUICK) -> RunningNode:
+    async def add(
+        self,
+        shard: str,
+        *,
+        kv_budget: int = 1 << 24,
+        deadlines: Deadlines = QUICK,
+        made: tuple[ShardEngine, TextCodec | None] | None = None,
+    ) -> RunningNode:
+        """A running node with a fake engine, or with ``made``."""
         number = len(self.nodes)
-        held, model = parse_shard(shard), facts()
+        held, model = parse_shard(shard), self.model
         wallet = Wallet(f"wallet{number:02d}")
         holding = Holding(
             make_node_id(wallet, held),
@@ -144,7 +155,7 @@ class Mesh:
         node = Node(Identity(holding, epoch=1), self._http, deadlines)
         engine = FakeEngine(held, kv_budget)
         site = await serve(make_app([web.get(api.LINK, node.links.accept)], 1 << 20), "127.0.0.1", 0)
-        await node.load(lambda: (engine, FakeCodec() if held.start == 0 else None))
+        await node.load(lambda: made or (engine, FakeCodec() if held.start == 0 else None))
         node.ready = True
         self.nodes.append(RunningNode(node, engine, site))
         return self.nodes[-1]
@@ -180,7 +191,7 @@ class Mesh:
             (ChatMessage("user", prompt),), Sampling(temperature=0), max_tokens=max_tokens, stop=stop
         )
         number = next(self._numbers)
-        model = facts()
+        model = self.model
         ask = change(
             Generate(
                 session=number,
