@@ -95,7 +95,7 @@ class Mesh:
         await runner.setup()
         tasks = Tasks(name)
         async with aiohttp.ClientSession() as http:
-            uplinks = [self.uplink(name, relay, runner, http, sleep) for relay in relays]
+            uplinks = [self.uplink(name, relay.url, runner, http, sleep) for relay in relays]
             for uplink in uplinks:
                 tasks.start(uplink.run(), "uplink")
             await asyncio.gather(*(until(lambda uplink=uplink: uplink.address is not None) for uplink in uplinks))
@@ -110,13 +110,13 @@ class Mesh:
     def uplink(
         self,
         name: str,
-        relay: Relay,
+        relay_url: str,
         runner: web.AppRunner,
         http: aiohttp.ClientSession,
-        sleep: Callable[[float], Awaitable[None]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> Uplink:
         return Uplink(
-            relay.url,
+            relay_url,
             self.key(name),
             name,
             lambda: {self.key("tracker").wallet},
