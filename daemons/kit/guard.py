@@ -53,8 +53,9 @@ class Guard:
     wall: Callable[[], float]
     tracker: str = ""
     """``<tracker_id>/<boot>`` that signed requests must name; empty where nothing is signed."""
-    names: frozenset[str] = LOOPBACK_NAMES
-    """Hosts under which we may be called; add the bound address and public names."""
+    names: frozenset[str] | None = LOOPBACK_NAMES
+    """Hosts under which we may be called; add the bound address and public names. None: any, which only a daemon that
+    asks for keys or proofs may say, since a rebound name brings neither."""
     join_allow: frozenset[Wallet] = frozenset()
     """Wallets that may join an exposed mesh without a join token."""
     wallet: Wallet | None = None
@@ -83,9 +84,11 @@ class Guard:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
             raise InvalidRequest(f"{len(hosts)} Host headers; one is needed.", code="bad_host")
+        if self.names is None and self.profile != "local":
+            return
         name = _host_of(hosts[0])
         address = parse_http_host(name)
-        if name not in self.names and not (address is not None and address.wallet == self.wallet):
+        if name not in (self.names or LOOPBACK_NAMES) and not (address is not None and address.wallet == self.wallet):
             raise Forbidden(f"This is not {name}. If it is, start it with that name.", code="bad_host")
 
     def _key(self, request: web.Request) -> KeyRecord | None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from daemons.kit import config, logs
 from daemons.kit.identity import load_or_create
+from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.tls import server_context
 from daemons.relay.app import Relay
 from daemons.relay.settings import RelayConfig
 from meshnet.domain.errors import MeshnetError
 from meshnet.weights.places import state_root
+from meshnet.wire.keyfile import KEY_FILE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,11 +57,13 @@ def _parser() -> argparse.ArgumentParser:
 async def serve_until(stop: Stop, settings: RelayConfig) -> None:
     root = state_root(os.environ)
     key = load_or_create(root / "relays" / settings.name / "wallet.key")
+    keys = KeyFile(root / KEY_FILE)
     tls = None
     if settings.tls_certificate:
         tls = server_context(Path(settings.tls_certificate), Path(settings.tls_key))
     allow_more_sockets()
-    relay = Relay(settings, key.wallet, secrets.token_hex(8), time.monotonic, time.time, lambda: secrets.token_hex(32))
+    clocks = (time.monotonic, time.time)
+    relay = Relay(settings, key.wallet, secrets.token_hex(8), *clocks, lambda: secrets.token_hex(32), keys)
     site = await relay.open(tls)
     run_file = write_run_file(root / "run", "relay", settings.name, site.url)
     print(f"relay {settings.name} listens on {site.url} (links: port {relay.splice_port})", flush=True)

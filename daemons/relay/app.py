@@ -11,14 +11,16 @@ from aiohttp import WSMsgType, web
 from msgspec import Struct
 
 import meshnet
+from daemons.kit.guard import Guard, guarded_names, guarding
 from daemons.kit.tasks import Tasks, every
 from daemons.kit.web import Site, json_response, make_app, serve
 from daemons.relay.metrics import CONTENT_TYPE, render
 from daemons.relay.seats import Seat, Seats
-from daemons.relay.settings import RelayConfig
+from daemons.relay.settings import LOOPBACK, RelayConfig
 from daemons.relay.splice import Desk, End
 from meshnet.domain.errors import FrameError, MeshnetError, Overloaded, StartError
-from meshnet.wire import api
+from meshnet.domain.keys import KeyRing
+from meshnet.wire import access, api
 from meshnet.wire.messages import Health
 from meshnet.wire.relay import (
     CONTROL,
@@ -59,6 +61,7 @@ class Relay:
         now: Callable[[], float],
         wall: Callable[[], float],
         draw: Callable[[], str],
+        keys: Callable[[], KeyRing] = KeyRing,
     ) -> None:
         self.config = config
         self.seats = Seats(config, now)
@@ -68,6 +71,7 @@ class Relay:
         self._boot = boot
         self._draw = draw
         self._now = now
+        self._guard = _guard(config, keys, now, wall)
         self._tasks = Tasks("relay")
         self._stopping = False
         self._server: asyncio.Server | None = None
@@ -89,7 +93,9 @@ class Relay:
             raise StartError(f"Cannot listen on {config.host}:{config.splice_port}: {error.strerror}.") from None
         self.splice_port = self._server.sockets[0].getsockname()[1]
         try:
-            self._site = await serve(make_app(self.routes(), MAX_BODY_BYTES), config.host, config.port, tls)
+            app = make_app(self.routes(), MAX_BODY_BYTES)
+            app.middlewares.append(guarding(self._guard))
+            self._site = await serve(app, config.host, config.port, tls)
         except StartError:
             self._server.close()
             raise
@@ -182,6 +188,21 @@ class Relay:
             await tasks.close()
         while not seat.queue.empty():
             await _say(socket, seat.queue.get_nowait())
+
+
+def _guard(
+    config: RelayConfig, keys: Callable[[], KeyRing], now: Callable[[], float], wall: Callable[[], float]
+) -> Guard:
+    """On loopback the operator's own; beyond it a key for figures, and a proof for a seat."""
+    is_local = config.host in LOOPBACK
+    return Guard(
+        "local" if is_local else "exposed",
+        access.RELAY,
+        keys,
+        now,
+        wall,
+        names=guarded_names(config.host) if is_local else None,
+    )
 
 
 async def _tell(socket: web.WebSocketResponse, seat: Seat) -> None:

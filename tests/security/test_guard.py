@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import secrets
@@ -17,6 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemons.kit.guard import Guard, caller_of, guarded_names, guarding
 from daemons.kit.keyfile import KeyFile
 from daemons.kit.web import answer_errors
+from daemons.relay.app import Relay
+from daemons.relay.settings import RelayConfig
+from daemons.tracker.app import Handlers
 from meshnet.domain.errors import StartError
 from meshnet.domain.ids import wallet_of
 from meshnet.domain.keys import KeyRecord, KeyRing, Profile, Scope, make_key
@@ -114,8 +118,6 @@ async def test_no_route_takes_a_bad_host_or_a_foreign_page_on_any_method(profile
 @pytest.mark.parametrize("profile", ["local", "lan", "exposed"])
 async def test_two_host_headers_are_none(profile: Profile) -> None:
     """Sent raw: no client library does it."""
-    import asyncio
-
     async with guarded(profile) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.base.rsplit(":", 1)[1]))
         writer.write(b"GET /v1/nodes HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
@@ -199,6 +201,27 @@ async def test_a_relayed_caller_finds_us_under_our_wallet() -> None:
         assert (await server.ask("GET", "/v1/link", {"Host": f"{'b' * 20}.7091.relay.example.relay"}))[0] == 403
 
 
+@pytest.mark.parametrize(("host", "is_read"), [("127.0.0.1", True), ("0.0.0.0", False)])
+async def test_a_relay_beyond_loopback_shows_its_figures_to_keys_alone(host: str, is_read: bool) -> None:
+    config = RelayConfig(host=host, port=0, splice_port=0, trackers="a" * 20)
+    relay = Relay(config, "a" * 20, "b" * 16, lambda: 0.0, lambda: NOW, lambda: "0" * 64, lambda: RING)
+    await relay.open()
+    base = f"http://127.0.0.1:{relay.url.rsplit(':', 1)[1]}"
+    try:
+        async with aiohttp.ClientSession() as http:
+            for path in ("/v1/seats", "/metrics"):
+                async with http.get(base + path) as response:
+                    assert response.status == (200 if is_read else 401)
+                async with http.get(base + path, headers=bearer("read")) as response:
+                    assert response.status == 200
+            async with http.get(base + "/healthz") as response:
+                assert response.status == 200
+            async with http.get(base + "/v1/relay", headers={"Origin": "https://evil.example"}) as response:
+                assert response.status == 403
+    finally:
+        await relay.stop()
+
+
 # Signed requests through the guard.
 
 
@@ -272,16 +295,11 @@ def test_names_are_the_ones_we_listen_on_and_are_told() -> None:
 
 
 def test_the_trackers_routes_are_all_classified() -> None:
-    from daemons.tracker.app import Handlers
-
     routes = Handlers(None).routes()  # type: ignore[arg-type]  # only the table is read
     assert {(r.method, r.path) for r in routes} <= set(access.TRACKER)
 
 
 def test_the_relays_routes_are_all_classified() -> None:
-    from daemons.relay.app import Relay
-    from daemons.relay.settings import RelayConfig
-
     relay = Relay(RelayConfig(), "a" * 20, "b" * 16, lambda: 0.0, lambda: 0.0, lambda: "0" * 64)
     assert {(r.method, r.path) for r in relay.routes()} == set(access.RELAY)
 
