@@ -64,7 +64,7 @@ def link_on(socket: FakeSocket, clock: Clock | None = None, *, dialled: bool = T
 async def drained(link: Link, socket: FakeSocket, count: int) -> None:
     writer = asyncio.get_running_loop().create_task(link.write())
     async with asyncio.timeout(5):
-        while len(socket.sent) < count:
+        while len(socket.sent) < count:  # noqa: ASYNC110 (the fake has no event to wait for)
             await asyncio.sleep(0)
     link.cut()
     await writer
