@@ -25,7 +25,7 @@ from meshnet.engine.kv import KvShape
 from meshnet.engine.lean import make_lean
 from meshnet.engine.loading import Opener, load_files, open_bytes, require_loaded
 from meshnet.engine.recurrent import PackedMixer
-from meshnet.engine.weight_layout import choose_layouts
+from meshnet.engine.weight_layout import Fitter
 from meshnet.weights.store import StoredModel
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -111,9 +111,7 @@ def load_shard(
         require_loaded(embedding.module, "the embedding")
     if head is not None:
         require_loaded(nn.ModuleList([head.norm, head.lm_head]), "the head")
-    choose_layouts([*layers, *([] if head is None else [head.lm_head])])
-    if embedding is not None and head is not None and config.tie_word_embeddings:
-        embedding.module.weight = head.lm_head.weight  # Still one matrix, whichever way it now lies.
+    _lay_out(layers, embedding, head)
     facts = ModelFacts(
         manifest.model_key,
         manifest.revision,
@@ -132,3 +130,16 @@ def _finish_layer(layer: nn.Module, number: int) -> nn.Module:
     if mixer is not None:
         layer.linear_attn = PackedMixer(mixer, number)
     return make_lean(layer)
+
+
+def _lay_out(layers: list[nn.Module], embedding: Embedding | None, head: Head | None) -> None:
+    fitter = Fitter()
+    for layer in layers:
+        fitter.fit_children(layer)
+    if head is None or not isinstance(head.lm_head, nn.Linear):
+        return
+    is_shared = embedding is not None and embedding.module.weight is head.lm_head.weight
+    head.lm_head = fitter.fit(head.lm_head)
+    # A tied matrix stays one, whichever way it lies. Packed, it cannot be looked up in: the embedding keeps its own.
+    if is_shared and embedding is not None and isinstance(head.lm_head, nn.Linear):
+        embedding.module.weight = head.lm_head.weight
