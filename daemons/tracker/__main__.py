@@ -15,7 +15,8 @@ import aiohttp
 
 from daemons.kit import config, logs
 from daemons.kit.run import Stop, run, write_run_file
-from daemons.tracker.app import Clock, Identity, Tracker, open_site
+from daemons.tracker.app import open_site
+from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
 from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.weights.places import state_root

@@ -14,7 +14,7 @@ from msgspec import structs
 from daemons.tracker.attempts import Ended
 from daemons.tracker.outbox import Outbox
 from daemons.tracker.planner import Plan
-from daemons.tracker.views import decision_message, route_hops
+from daemons.tracker.routing_views import decision_message, route_hops
 from meshnet.domain.errors import InvalidRequest, MeshnetError, NotFound
 from meshnet.domain.ids import CallId, NodeId
 from meshnet.domain.routing import HopTiming, Mode

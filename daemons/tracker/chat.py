@@ -22,17 +22,16 @@ from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Plan, Planner
 from daemons.tracker.settings import Deadlines
+from daemons.tracker.verdicts import failure, lease_of, outcome_of, param_of, without_route
 from meshnet.domain.errors import (
     DeadlineExceeded,
     InvalidRequest,
     MeshnetError,
-    NodeFailed,
     NoRoute,
     NotFound,
     Overloaded,
 )
 from meshnet.domain.ids import CallId, NodeId
-from meshnet.domain.routing import Outcome, OutcomeStatus
 from meshnet.wire.messages import Finished, Generate, HopMessage
 from meshnet.wire.openai import ChatRequest
 
@@ -129,7 +128,7 @@ class ChatService:
                 return ended.finished
             self._give_up(call, ended)
             broken = ended
-            avoid.add(_lease_of(plan, ended.culprit))
+            avoid.add(lease_of(plan, ended.culprit))
             self._tell(
                 call,
                 "call.rerouted",
@@ -150,7 +149,7 @@ class ChatService:
             except NoRoute as error:
                 left_s = give_up_at - self.now()
                 if left_s <= 0:
-                    raise _without_route(error, broken) from None
+                    raise without_route(error, broken) from None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(topology.wait(), left_s)
 
@@ -171,7 +170,7 @@ class ChatService:
             finally:
                 attempt.cancelled = attempt.ended is None
                 attempt.ended_at = self.now()
-                self._planner.observe(_outcome_of(call, attempt))
+                self._planner.observe(outcome_of(call, attempt))
         log.info(
             "attempt ended call=%s attempt=%d kind=%s code=%s culprit=%s tokens=%d",
             call.call_id,
@@ -227,13 +226,13 @@ class ChatService:
         """Raises, unless another attempt may help."""
         match ended.kind:
             case "client":
-                raise InvalidRequest(ended.message, code=ended.code, param=ended.param or _param_of(ended.code))
+                raise InvalidRequest(ended.message, code=ended.code, param=ended.param or param_of(ended.code))
             case "deadline":
                 raise DeadlineExceeded(ended.message)
             case "gone":
                 raise Overloaded(ended.message, code=ended.code)
         if call.request.pin or len(call.tries) > MAX_REROUTES:
-            raise _failure(ended, "the route is pinned" if call.request.pin else f"{len(call.tries)} routes were tried")
+            raise failure(ended, "the route is pinned" if call.request.pin else f"{len(call.tries)} routes were tried")
 
     def _end(self, call: Call, outcome: Literal["ok", "failed", "cancelled"], error: MeshnetError | None) -> None:
         call.end(outcome, self.now(), error)
@@ -265,57 +264,6 @@ class ChatService:
         """New calls are refused, running ones end with an error that says why."""
         self._stopping = True
         await self._tasks.close()
-
-
-def _lease_of(plan: Plan, culprit: NodeId | None) -> tuple[NodeId, int]:
-    hops = plan.decision.route.hops
-    hop = next((hop for hop in hops if hop.node_id == culprit), hops[0])
-    return hop.node_id, hop.epoch
-
-
-def _outcome_of(call: Call, attempt: Try) -> Outcome:
-    """What routing learns of it. A client's cancel and a refusal are no sample; the rest of a broken answer neither."""
-    plan, ended, route = attempt.plan, attempt.ended, attempt.plan.decision.route
-    status: OutcomeStatus = "cancelled"
-    culprit = None
-    if ended is not None and ended.kind == "finished":
-        status = "ok" if attempt.number == 1 else "rerouted"
-    elif ended is not None and ended.kind == "failed":
-        status = "failed"
-        culprit = ended.culprit if ended.culprit in route.node_ids else None
-    return Outcome(
-        model_key=route.model_key,
-        route=route,
-        signature=plan.decision.signature,
-        epoch=plan.epoch,
-        status=status,
-        started_at=attempt.started_at,
-        first_token_at=attempt.first_at,
-        finished_at=attempt.last_at if status == "ok" and attempt.last_at else attempt.ended_at or attempt.started_at,
-        completion_tokens=attempt.tokens,
-        prompt_tokens=len(call.prompt_ids or ()),
-        hop_timings=attempt.hop_timings,
-        loads=plan.loads,
-        failed_node=culprit,
-    )
-
-
-def _failure(ended: Ended, because: str) -> MeshnetError:
-    text = ended.message.rstrip(".")
-    if ended.kind == "refused" and ended.code != "epoch_changed":
-        return Overloaded(f"{text} ({ended.culprit}); {because}.", code=ended.code)
-    return NodeFailed(
-        f"{text} (node {ended.culprit}, {ended.code}); {because}.", node_id=ended.culprit, code=ended.code
-    )
-
-
-def _without_route(error: NoRoute, broken: Ended | None) -> MeshnetError:
-    """What the client hears when no route is left: at first the gap, later what broke as well."""
-    return error if broken is None else _failure(broken, f"no other route is left: {error.message.rstrip('.')}")
-
-
-def _param_of(code: str) -> str | None:
-    return "messages" if code in ("context_length_exceeded", "chat_template") else None
 
 
 def _no_such_model(model: str, fleet: Fleet) -> NotFound:

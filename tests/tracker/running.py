@@ -11,7 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from daemons.tracker.app import Clock, Identity, Tracker, open_site
+from daemons.tracker.app import open_site
+from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient

@@ -1,0 +1,127 @@
+"""The tracker put together: its parts, what each hears of the others, its loops, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import aiohttp
+
+from daemons.kit.tasks import Tasks, every
+from daemons.tracker.attempts import Attempts
+from daemons.tracker.calls import CallWall
+from daemons.tracker.chat import ChatService
+from daemons.tracker.events import EventLog
+from daemons.tracker.fleet import Change, Fleet
+from daemons.tracker.metrics import Metrics
+from daemons.tracker.planner import Planner
+from daemons.tracker.settings import TrackerConfig
+from meshnet.domain.demand import DemandStats
+from meshnet.domain.ids import CallId, NodeId
+from meshnet.wire import api
+from meshnet.wire.messages import Hello
+
+REAP_S = 1.0
+"""How often leases are looked at: a silent death is known at most this much late."""
+FORGET_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """``now``: monotonic seconds, for every age and deadline. ``wall``: Unix seconds, for display."""
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``tracker_id`` outlives restarts, ``boot`` does not."""
+
+    tracker_id: str
+    boot: str
+
+    def hello(self) -> Hello:
+        return Hello(
+            peer_id=f"tracker.{self.tracker_id}", role="tracker", boot=self.boot, wire_version=api.WIRE_VERSION
+        )
+
+
+class Tracker:
+    """All parts of one tracker; ``http`` dials the links and is closed by its owner."""
+
+    def __init__(
+        self, config: TrackerConfig, identity: Identity, http: aiohttp.ClientSession, clock: Clock, rng: Random
+    ) -> None:
+        self.identity = identity
+        self.clock = clock
+        self.started = int(clock.wall())
+        self.fleet = Fleet(clock.now)
+        # A generation is one life of this id's counts: they begin anew at each start, so it must rise.
+        self.demand = DemandStats(identity.tracker_id, self.started, "")
+        self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health)
+        self.events = EventLog(clock.wall)
+        self.wall = CallWall(clock.now, config.max_calls_kept, self._names)
+        self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
+        self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now)
+        self.chat = ChatService(
+            self.fleet,
+            self.planner,
+            self.attempts,
+            self.wall,
+            self.events,
+            self.metrics,
+            config.deadlines(),
+            rng,
+            clock.now,
+            clock.wall,
+            self._on_demand,
+        )
+        self.fleet.listen(self._on_change)
+        self._tasks = Tasks("tracker")
+
+    def start(self) -> None:
+        """Begin the loops: leases end, old statistics are forgotten."""
+        self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
+        self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
+
+    def _names(self) -> dict[NodeId, str]:
+        return {node.node_id: node.name for node in self.fleet.nodes()}
+
+    async def _reap(self) -> None:
+        self.fleet.tick()
+
+    async def _forget(self) -> None:
+        self.planner.tick()
+        self.demand.forget_expired(self.clock.wall())
+
+    def _on_demand(self, model_key: str, call_id: CallId) -> None:
+        self.metrics.demand(model_key)
+        self.demand.record(model_key, call_id, self.clock.wall())
+
+    def _on_change(self, change: Change) -> None:
+        node = change.node
+        if change.new_process and (lease := self.fleet.get(node.node_id)) is not None:
+            self.attempts.forget(node.node_id, lease.claim.boot)
+        self.events.add(
+            f"node.{change.kind}",
+            problem=change.kind == "left",
+            node_id=node.node_id,
+            model_key=node.model_key,
+            text=f"{node.name} ({node.shard}): {change.reason}",
+            data={"name": node.name, "shard": str(node.shard), "state": node.state, "epoch": node.epoch},
+        )
+
+    def _on_health(self, node_id: NodeId, kind: str, why: str) -> None:
+        self.events.add(f"node.{kind}", problem=kind == "ejected", node_id=node_id, text=why)
+
+    async def stop(self) -> None:
+        """Calls end with an error, event feeds end, loops end."""
+        await self.chat.stop()
+        self.events.close()
+        await self._tasks.close()
+
+    async def close(self) -> None:
+        """After the last response is out."""
+        await self.attempts.close()
