@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from meshnet.domain.errors import NodeFailed, Unreachable
+from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tests.tui.apps import Clock, console
 from tests.tui.pictures import fall_silent, settle
@@ -64,7 +66,9 @@ async def test_the_cursor_stays_on_its_route_while_the_table_is_resorted() -> No
         assert snapshot.routing is not None
         model = snapshot.routing.models[0]
         turned = tuple(replace(c, expected_share=1 - c.expected_share) for c in reversed(model.candidates))
-        await feed(pilot, replace(snapshot, routing=replace(snapshot.routing, models=(replace(model, candidates=turned),))))
+        await feed(
+            pilot, replace(snapshot, routing=replace(snapshot.routing, models=(replace(model, candidates=turned),)))
+        )
         assert view.table.cursor_key == key
         assert "why a100-1>3090-1" in text_of(app)
         await pilot.press("s", "s", "S")
@@ -226,32 +230,38 @@ ALL_KEYS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("view", [name for name, _ in frame.VIEWS])
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [canned.empty, canned.mesh], ids=["empty", "mesh"])
-async def test_every_key_in_every_view(view: str, mesh: object) -> None:
+async def test_every_key_in_every_view(mesh: object) -> None:
     app = console(mesh(), read_only=True)  # type: ignore[operator]
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
-        for key in ALL_KEYS:
-            app.action_view(view) if app.screen is app.main else None
-            await pilot.press(key)
-        await settle(pilot)
-        while app.screen is not app.main:
-            await pilot.press("escape")
+        for view, _ in frame.VIEWS:
+            for key in ALL_KEYS:
+                app.action_view(view) if app.screen is app.main else None
+                await app._press_keys([key])
             await settle(pilot)
+            while app.screen is not app.main:
+                await pilot.press("escape")
+                await settle(pilot)
         assert app.is_running
 
 
 SIZES = ((1, 1), (10, 3), (20, 5), (40, 10), (70, 24), (80, 24), (120, 40), (200, 60))
 
 
-@pytest.mark.parametrize("mesh", [canned.empty, canned.mesh, canned.crowd], ids=["empty", "mesh", "crowd"])
-async def test_every_view_at_every_size(mesh: object) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "sizes"),
+    [(canned.empty, SIZES[:2]), (canned.mesh, SIZES[2:5]), (canned.crowd, SIZES)],
+    ids=["empty", "mesh", "crowd"],
+)
+async def test_every_view_at_every_size(mesh: object, sizes: tuple[tuple[int, int], ...]) -> None:
     app = console(mesh())  # type: ignore[operator]
     async with app.run_test(size=(80, 24)) as pilot:
         for name, _ in frame.VIEWS:
             app.action_view(name)
-            for size in SIZES:
+            for size in sizes:
                 await pilot.resize_terminal(*size)
                 await pilot.pause()
         assert app.is_running
@@ -416,52 +426,67 @@ async def test_a_model_that_vanishes_leaves_the_chat_alive() -> None:
 
 # ---- hostile text
 
-HOSTILE = ("[/INST]", "[true, false]", "[b +", "\x1b[2J\x1b]0;x\x07", "❤️🎉👨‍👩‍👧", "漢字かな交じり", "\u202egnp.exe", "a\r\nb\tc")
+HOSTILE = (
+    "[/INST]",
+    "[true, false]",
+    "[b +",
+    "\x1b[2J\x1b]0;x\x07",
+    "❤️🎉👨‍👩‍👧",
+    "漢字かな交じり",
+    "\u202egnp.exe",
+    "a\r\nb\tc",
+)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-async def test_hostile_text_is_shown_and_never_obeyed(text: str) -> None:
+def evil_mesh() -> Snapshot:
+    """Every text that a node or a caller can choose is hostile, each row another one."""
     snapshot = canned.mesh()
     assert snapshot.routing is not None
     model = snapshot.routing.models[0]
+    turn = itertools.cycle(HOSTILE)
     named = tuple(
-        replace(c, hops=tuple(replace(h, name=text) for h in c.hops)) if i < 2 else c for i, c in enumerate(model.candidates)
+        replace(c, hops=tuple(replace(h, name=next(turn)) for h in c.hops)) if i < 4 else c
+        for i, c in enumerate(model.candidates)
     )
-    evil = replace(
+    return replace(
         snapshot,
-        nodes=tuple(replace(node, name=text, health=text) for node in snapshot.nodes),
-        calls=tuple(replace(c, prompt=text, error_message=text, model_key=text) for c in snapshot.calls),
-        models=tuple(replace(m, id=m.id + text) for m in snapshot.models),
-        routing=replace(snapshot.routing, models=(replace(model, candidates=named, model_key=text),)),
+        nodes=tuple(replace(node, name=next(turn), health=next(turn)) for node in snapshot.nodes),
+        calls=tuple(
+            replace(c, prompt=next(turn), error_message=next(turn), model_key=next(turn)) for c in snapshot.calls
+        ),
+        models=tuple(replace(m, id=m.id + text) for m, text in zip(snapshot.models * 4, HOSTILE, strict=True)),
+        routing=replace(snapshot.routing, models=(replace(model, candidates=named, model_key=HOSTILE[3]),)),
     )
-    events = tuple(replace(event, text=text, node_id=text, kind=text) for event in canned.mesh_events())
-    app = console(evil, events=events)
-    app.source.words = [text, " ", text, "\n\n| a |\n|---|\n| ", text, " |\n"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+async def test_hostile_text_is_shown_and_never_obeyed() -> None:
+    turn = itertools.cycle(HOSTILE)
+    events = tuple(
+        replace(event, text=next(turn), node_id=next(turn), kind=next(turn)) for event in canned.mesh_events()
+    )
+    app = console(evil_mesh(), events=events)
+    table = [f"| {text} |\n" for text in HOSTILE]
+    app.source.words = [*HOSTILE, "\n\n| a |\n|---|\n", *table]  # type: ignore[attr-defined]
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await settle(pilot)
         await pilot.press("P")
         for name, _ in frame.VIEWS:
             app.action_view(name)
             await settle(pilot)
-            shown = text_of(app)
-            assert not set("\x1b\x07\r\u202e\u200d") & set(shown)
-            widths = {strip.cell_length for strip in app.screen._compositor.render_strips(app.screen.size)}
-            assert widths == {120}
             if name == "chat":
                 await pilot.press(*"hi", "enter")
                 await wait_for(lambda: lane(app).turns and lane(app).turns[-1].finish, pilot)
                 await settle(pilot)
-                assert not set("\x1b\x07\r\u202e") & set(text_of(app))
-                await pilot.press("escape")
-            else:
-                await pilot.press("enter")
-                await settle(pilot)
-                await pilot.press("escape", "y")
-                await settle(pilot)
-                await pilot.press("escape")
-        app.say(text)
-        await settle(pilot)
-        assert not set("\x1b\x07\r\u202e") & set(text_of(app))
+            shown = text_of(app)
+            assert not set("\x1b\x07\r\u202e\u200d") & set(shown)
+            assert {strip.cell_length for strip in app.screen._compositor.render_strips(app.screen.size)} == {120}
+            await pilot.press("escape", "enter", "escape", "y", "down", "escape")
+        for text in HOSTILE:
+            app.say(text)
+            app.redraw()
+            await pilot.pause()
+            assert not set("\x1b\x07\r\u202e") & set(text_of(app))
 
 
 async def test_without_utf8_nothing_but_ascii_is_drawn() -> None:
@@ -477,5 +502,3 @@ async def test_without_utf8_nothing_but_ascii_is_drawn() -> None:
                 await wait_for(lambda: lane(app).turns and lane(app).turns[-1].finish, pilot)
                 await settle(pilot)
             assert text_of(app).isascii(), [line for line in text_of(app).splitlines() if not line.isascii()][:3]
-
-

@@ -21,7 +21,9 @@ class Recording(LiveTable):
         super().__init__(COLUMNS)
         self.repainted: list[Region | None] = []
 
-    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Recording:
+    def refresh(
+        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Recording:
         if hasattr(self, "repainted"):
             self.repainted += list(regions) or [None]
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
@@ -117,7 +119,7 @@ async def test_equal_rows_repaint_nothing_and_one_cell_repaints_one_cell() -> No
         changed[3] = Row("row-03", {"name": line("row-03"), "value": line("2")})
         changed[39] = Row("row-39", {"name": line("row-39"), "value": line("2")})
         table.put(changed)
-        assert table.repainted == [Region(30, 4, 8, 1)]
+        assert table.repainted == [Region(31, 4, 8, 1)]
 
 
 async def test_a_style_alone_is_a_change() -> None:

@@ -38,7 +38,9 @@ def test_changes_tells_a_route_that_went_stale_and_a_speed_that_moved() -> None:
     first, second, *others = model.candidates
     moved = replace(first, learned_tps=30.0)
     stale = replace(second, status="stale")
-    after = replace(before, routing=replace(before.routing, models=(replace(model, candidates=(moved, stale, *others)),)))
+    after = replace(
+        before, routing=replace(before.routing, models=(replace(model, candidates=(moved, stale, *others)),))
+    )
     said = changes(before, after)
     assert "route a100-1: 44.1 to 30.0 tok/s, expected share 55%" in said
     assert "route a100-1>4090-2: from proven to stale, 38.4 tok/s" in said
@@ -59,10 +61,14 @@ def test_a_solved_problem_is_said() -> None:
 
 def test_labels_are_unique_where_names_are_not() -> None:
     snapshot = canned.mesh()
-    twin = canned.candidate((canned.hop("a100-1", 0, 20, (0, 31)), canned.hop("3090-1", 21, 31, (16, 31))), "proven", 9.0)
+    twin = canned.candidate(
+        (canned.hop("a100-1", 0, 20, (0, 31)), canned.hop("3090-1", 21, 31, (16, 31))), "proven", 9.0
+    )
     assert snapshot.routing is not None
     model = snapshot.routing.models[0]
-    more = replace(snapshot, routing=replace(snapshot.routing, models=(replace(model, candidates=(*model.candidates, twin)),)))
+    more = replace(
+        snapshot, routing=replace(snapshot.routing, models=(replace(model, candidates=(*model.candidates, twin)),))
+    )
     labels = route_labels(more)
     assert labels[twin.signature] == "a100-1[0-20]>3090-1[21-31]"
     assert len(set(labels.values())) == len(labels)

@@ -23,7 +23,9 @@ def test_flags_beat_the_environment_and_that_beats_the_file(tmp_path: Path) -> N
     assert settings.load(home, {}).tracker == "http://file:1"
     assert settings.load(home, {}).mouse is True
     assert settings.load(home | {"MESHNET_TRACKER": "env:2"}, {}).tracker == "http://env:2"
-    assert settings.load(home | {"MESHNET_TRACKER": "env:2"}, {"tracker": "https://flag:3/"}).tracker == "https://flag:3"
+    assert (
+        settings.load(home | {"MESHNET_TRACKER": "env:2"}, {"tracker": "https://flag:3/"}).tracker == "https://flag:3"
+    )
 
 
 def test_the_homes_running_tracker_is_found_and_a_dead_ones_file_is_not_believed(tmp_path: Path) -> None:

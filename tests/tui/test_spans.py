@@ -8,7 +8,18 @@ from rich.cells import cell_len
 from tui.ascii import ascii_text, speaks_utf8
 from tui.draw.spans import cut, fit, line, plain, ruler, spread, visible, width_of, wrap
 
-HOSTILE = ("[/INST]", "[true, false]", "[b +", "\x1b[2J\x1b]0;x\x07", "a\r\nb", "\u202eabc", "❤️🎉", "漢字かな", "\x9b31m", "\ud800")
+HOSTILE = (
+    "[/INST]",
+    "[true, false]",
+    "[b +",
+    "\x1b[2J\x1b]0;x\x07",
+    "a\r\nb",
+    "\u202eabc",
+    "❤️🎉",
+    "漢字かな",
+    "\x9b31m",
+    "\ud800",
+)
 
 
 @pytest.mark.parametrize(

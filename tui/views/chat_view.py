@@ -168,6 +168,8 @@ class ChatView(Vertical):
             lane.model_key = self.model_key
             work = lane.ask(console.source, ask, prompt, console.clock)
             self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")
+        # While it streams the keys are free: 1-7 change the view, esc stops.
+        self.query_one("#lane-a .turns").focus()
         self.call_after_refresh(self._draw)
 
     @on(Worker.StateChanged)
@@ -177,6 +179,8 @@ class ChatView(Vertical):
                 self.console.say(f"chat failed: {event.worker.error}")
             self._draw()
             self.console.action_refresh_now()
+            if not self.is_streaming and self.query_one("#lane-a .turns").has_focus:
+                self.take_focus()
 
     def action_write(self) -> None:
         self.take_focus()
