@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,10 @@ _COMPLAINT_CHARS = 1000
 """What a template says of a refusal goes to the client; it may have put the whole conversation into it."""
 _CHILD_MEMORY_BYTES = 2 << 30
 """Address space of the child where the system can limit it."""
+_CHILD_CPU_S = 120
+"""CPU time of one child: hours of ordinary templates. It ends a child that still spins when its node was killed."""
+_SPENT = frozenset({-int(getattr(signal, name)) for name in ("SIGXCPU", "SIGKILL") if hasattr(signal, name)})
+"""How a child ends whose CPU time is spent, perhaps with an honest request before it: that one is tried again."""
 
 
 class TemplateRenderer:
@@ -65,6 +70,9 @@ class TemplateRenderer:
         if self._child is None or self._child.poll() is not None:
             self._start()
         answer = self._exchange(request, timeout_s)
+        if answer is None and self._child is not None and self._child.poll() in _SPENT:
+            self._start()
+            answer = self._exchange(request, timeout_s)
         if answer is not None:
             return answer
         self._end()
@@ -107,13 +115,14 @@ class TemplateRenderer:
                     pipe.close()
 
 
-def _limit_memory() -> None:
+def _limit_child() -> None:
     if sys.platform == "win32":
         return
     import resource
 
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (_CHILD_CPU_S, _CHILD_CPU_S))
 
 
 def _compile(setup: Mapping[str, Any]) -> Any:
@@ -159,7 +168,7 @@ def serve() -> None:
         MemoryError,
         RuntimeError,
     )
-    _limit_memory()
+    _limit_child()
     template: Any = None
     broken = "no template"
     for line in sys.stdin:

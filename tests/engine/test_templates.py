@@ -86,3 +86,13 @@ def test_an_endless_template_is_ended_and_the_next_request_is_served() -> None:
 @pytest.mark.parametrize("source", ["{{ 'x' * 10**10 }}", "{{ '%9999999999d' % 1 }}"])
 def test_a_template_that_outgrows_its_memory_is_refused(source: str) -> None:
     _refusal(source)
+
+
+def test_a_child_that_was_ended_between_requests_is_replaced() -> None:
+    with closing(TemplateRenderer(DEFAULT_TEMPLATE, {})) as renderer:
+        first = renderer.render(ASK)
+        child = renderer._child
+        assert child is not None
+        child.kill()
+        child.wait()
+        assert renderer.render(ASK) == first
