@@ -178,5 +178,3 @@ class CannedTracker:
             end = "\n\n" if i % 100 == 100 - FLUSH_TOKENS else " "
             yield " ".join(f"word{j}" for j in range(i, i + FLUSH_TOKENS)) + end
             await asyncio.sleep(FLUSH_TOKENS / self.tokens_per_s)
-
-

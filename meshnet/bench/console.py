@@ -134,5 +134,9 @@ def main(argv: list[str]) -> int:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
-            print(f"{name.replace('_', ' '):<36} {value:.3f}" if isinstance(value, float) else f"{name.replace('_', ' '):<36} {value}")
+            print(
+                f"{name.replace('_', ' '):<36} {value:.3f}"
+                if isinstance(value, float)
+                else f"{name.replace('_', ' '):<36} {value}"
+            )
     return 0

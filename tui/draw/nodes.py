@@ -100,10 +100,10 @@ def _spark(shown: Shown, node_id: str, width: int) -> str:
         found = node(snapshot, node_id)
         return found.observed_tokens_per_sec if found else None
 
-    past = [seen(snapshot) for snapshot in shown.past[-width:]]
-    found = node(shown.snapshot, node_id)
-    top = max([found.benchmark_tokens_per_sec if found else 0.0, *(value or 0.0 for value in past)])
-    return sparks.sparkline(past, width, top) if any(past) else ""
+    values = sparks.by_time([(past.taken_at, seen(past)) for past in shown.past], width)
+    row = node(shown.snapshot, node_id)
+    top = max([row.benchmark_tokens_per_sec if row else 0.0, *(value or 0.0 for value in values)])
+    return sparks.sparkline(values, width, top) if values else ""
 
 
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
@@ -151,7 +151,7 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
     if row is None:
         return said
     said += [(), ruler("tok/s over the snapshots kept", width)]
-    said.append(line(" ", (_spark(shown, key, max(10, min(width - 2, len(shown.past)))), "accent")))
+    said.append(line(" ", (_spark(shown, key, max(10, min(width - 2, 30))), "accent")))
     said += [
         (),
         ruler("address", width),

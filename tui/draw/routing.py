@@ -165,25 +165,17 @@ def _freshness(row: CandidateMessage) -> Line:
 
 
 def _speed_over_time(shown: Shown, row: CandidateMessage, width: int) -> list[Line]:
-    room = max(4, min(60, width - 16))
-    past = shown.past[-room:]
-    if len(past) < 3:
-        return []
+    """Its learned speed over the snapshots kept, where it ever changed."""
 
     def learned(snapshot: Snapshot) -> float | None:
         found = candidate(snapshot, row.signature)
         return found.learned_tps if found else None
 
-    values = [learned(snapshot) for snapshot in past]
-    if all(value is None for value in values):
+    values = sparks.by_time([(past.taken_at, learned(past)) for past in shown.past], max(4, min(30, width - 16)))
+    if not values:
         return []
-    return [
-        line(
-            (" tok/s ", "dim"),
-            (sparks.sparkline(values, min(room, len(values))), "accent"),
-            f" {numbers.tps(values[-1])}",
-        )
-    ]
+    bars = sparks.sparkline(values, len(values))
+    return [line((" tok/s ", "dim"), (bars, "accent"), f" {numbers.tps(row.learned_tps)}")]
 
 
 def _hops(shown: Shown, row: CandidateMessage, width: int) -> list[Line]:

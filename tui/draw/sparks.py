@@ -37,3 +37,22 @@ def squeeze(values: Sequence[int], width: int) -> list[int]:
     if len(values) <= width:
         return list(values)
     return [sum(values[len(values) * i // width : len(values) * (i + 1) // width]) for i in range(width)]
+
+
+STEP_S = 30.0
+"""Seconds of one bar of a line over time: 30 bars are the quarter of an hour that is kept, and a quiet mesh redraws
+its bars twice a minute at most."""
+
+
+def by_time(points: Sequence[tuple[float, float | None]], width: int) -> list[float | None]:
+    """The last value of each of the last ``width`` steps of time, oldest first; empty while nothing ever changed, for
+    a flat line says nothing. ``points`` are (Unix seconds, value), oldest first."""
+    if len({value for _, value in points if value is not None}) < 2:
+        return []
+    steps: dict[int, float | None] = {int(at // STEP_S): value for at, value in points}
+    last = max(steps)
+    first = max(min(steps), last - width + 1)
+    found: list[float | None] = []
+    for step in range(first, last + 1):
+        found.append(steps.get(step, found[-1] if found else None))
+    return found

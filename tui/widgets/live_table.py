@@ -265,9 +265,13 @@ class LiveTable(Toned, can_focus=True):
                 self._repaint_cells(y + 1, old, new)
 
     def _repaint_cells(self, y: int, old: Row, new: Row) -> None:
+        """One region from the first changed cell to the last: each region costs its own cursor move and colours."""
         picked, _ = pick_columns(self.columns, self._cells_width)
-        x = MARK
+        x, first, end = MARK, -1, 0
         for column in picked:
             if old.cells.get(column.key) != new.cells.get(column.key):
-                self.repaint_line(y, x, column.width)
+                first = x if first < 0 else first
+                end = x + column.width
             x += column.width + 1
+        if first >= 0:
+            self.repaint_line(y, first, end - first)

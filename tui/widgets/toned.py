@@ -25,7 +25,7 @@ class Toned(Widget):
             if not text:
                 continue
             segments.append(Segment(text, base + (over or self.style_of(tone)) if over or tone else base))
-        return Strip(segments, width)
+        return Strip(Segment.simplify(segments), width)
 
     def style_of(self, name: str) -> Style:
         return self.get_component_rich_style(f"tone--{name}", partial=True)
