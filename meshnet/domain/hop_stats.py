@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshnet.domain.candidates import HOP_LINK_S, Candidate
 from meshnet.domain.decayed import DecayedSum
@@ -45,13 +46,12 @@ _NodeView = tuple[float, float, float]
 """(seconds per token and layer, its log's variance, link seconds) of a node at a moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A route's seconds per token now: its logarithm, each hop's share of it, each hop's variance of ln(seconds)."""
 
     log_seconds: float
-    shares: tuple[float, ...]
-    variances: tuple[float, ...]
+    shares: Sequence[float]
+    variances: Sequence[float]
 
 
 class HopStatsStore:
@@ -131,16 +131,17 @@ class HopStatsStore:
         seconds: list[float] = []
         variances: list[float] = []
         total = 0.0
-        for hop, load, claim in zip(hops, loads, claimed, strict=True):
-            view = known.get(hop.node_id)
+        for at, hop in enumerate(hops):
+            node_id = hop.node_id
+            view = known.get(node_id)
             if view is None:
-                view = known[hop.node_id] = self._view(hop.node_id, claim, now)
+                view = known[node_id] = self._view(node_id, claimed[at], now)
             layer_s, variance, link_s = view
-            part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * load)
+            part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * loads[at])
             seconds.append(part)
             variances.append(variance)
             total += part + link_s
-        return Prediction(math.log(total), tuple([part / total for part in seconds]), tuple(variances))
+        return Prediction(math.log(total), [part / total for part in seconds], variances)
 
     def _view(self, node_id: str, claimed_layer_s: float, now: float) -> _NodeView:
         belief = self._beliefs.get(node_id)

@@ -45,8 +45,8 @@ def test_before_any_sample_a_node_is_what_it_claims():
     [prediction] = store.predict([candidate("ab", 0.01, loads=(0, 1))], 0.0)
     seconds = 2 * 0.01 + 2 * 0.01 * (1 + LOAD_FACTOR) + 2 * HOP_LINK_S
     assert math.exp(prediction.log_seconds) == pytest.approx(seconds)
-    assert prediction.variances == (PRIOR_VARIANCE, PRIOR_VARIANCE)
-    assert prediction.shares == pytest.approx((0.02 / seconds, 0.04 / seconds))
+    assert prediction.variances == [PRIOR_VARIANCE, PRIOR_VARIANCE]
+    assert prediction.shares == pytest.approx([0.02 / seconds, 0.04 / seconds])
 
 
 def test_hop_timings_teach_each_node_its_own_speed():

@@ -43,11 +43,9 @@ def _difference_variances(candidates: Sequence[Candidate], predictions: Sequence
     shares = {hop.node_id: share for hop, share in zip(best_hops, ours.shares, strict=True)}
     whole = sum(s * s * v for s, v in zip(ours.shares, ours.variances, strict=True))
     found: list[float] = []
-    for candidate, prediction in zip(candidates, predictions, strict=True):
+    for candidate, (_, parts, variances) in zip(candidates, predictions, strict=True):
         total = whole
-        hops = candidate.route.hops
-        for hop, share, variance in zip(hops, prediction.shares, prediction.variances, strict=True):
-            common = shares.get(hop.node_id, 0.0)
-            total += variance * share * (share - 2.0 * common)
+        for hop, share, variance in zip(candidate.route.hops, parts, variances, strict=True):
+            total += variance * share * (share - 2.0 * shares.get(hop.node_id, 0.0))
         found.append(max(total, 0.0))
     return found
