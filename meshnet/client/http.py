@@ -165,6 +165,13 @@ class Reading:
                 yield line
         self.ended = True
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The raw bytes as they come. Raises as ``Door.ask``."""
+        with self._door.errors():
+            async for piece in self._response.aiter_raw():
+                yield piece
+        self.ended = True
+
     def hang_up(self) -> None:
         """End the connection below httpx and without an await: ``aclose`` leaves it open when a second cancellation
         hits it, and the daemon would go on generating for nobody. An answer that was read to its end has given its

@@ -15,7 +15,13 @@ from meshnet.client.http import ANSWER, Door, Reading
 from meshnet.client.sse import ChatEvent, chat_events, read_events
 from meshnet.domain.errors import MeshnetError
 from meshnet.wire import api
-from meshnet.wire.demand import StatsResponse, UsageResponse
+from meshnet.wire.demand import (
+    AssignmentRequest,
+    AssignmentResponse,
+    GossipMessage,
+    StatsResponse,
+    UsageResponse,
+)
 from meshnet.wire.messages import (
     CoverageResponse,
     Health,
@@ -88,6 +94,14 @@ class TrackerClient:
         """End this lease and no later one of the wallet."""
         await self._door.ask("DELETE", _path(api.NODE, node_id=node_id), type(None), params={"epoch": str(epoch)})
 
+    async def assign(self, request: AssignmentRequest) -> AssignmentResponse:
+        """Which layers would help most, reserved for this wallet. Raises InvalidRequest(code="budget_too_small")."""
+        return await self._door.ask("POST", api.ASSIGNMENTS, AssignmentResponse, request)
+
+    async def gossip(self, message: GossipMessage) -> GossipMessage:
+        """Demand slices there and back, in one round trip."""
+        return await self._door.ask("POST", api.GOSSIP, GossipMessage, message)
+
     async def nodes(self) -> NodesResponse:
         return await self._door.ask("GET", api.NODES, NodesResponse)
 
@@ -111,8 +125,10 @@ class TrackerClient:
     async def stats(self) -> StatsResponse:
         return await self._door.ask("GET", api.STATS, StatsResponse)
 
-    async def usage(self) -> UsageResponse:
-        return await self._door.ask("GET", api.USAGE, UsageResponse)
+    async def usage(self, model_key: str | None = None, limit: int = 50) -> UsageResponse:
+        """The ledger: sums by wallet and model, and the last ``limit`` rows."""
+        params = {**(_model(model_key) or {}), "limit": str(limit)}
+        return await self._door.ask("GET", api.USAGE, UsageResponse, params=params)
 
     async def calls(
         self,

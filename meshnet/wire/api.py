@@ -49,6 +49,8 @@ MAX_CONTROL_BODY_BYTES = 256 * 1024
 """Register, heartbeat, assignments: a hardware profile is under 4 KiB; 256 KiB leaves room for gossip to come."""
 MAX_CHAT_BODY_BYTES = 4 * 1024 * 1024
 """A context of 128k tokens is about 0.5 MB of text; JSON escapes can double it. Raising it costs memory per request."""
+MAX_GOSSIP_BODY_BYTES = 4 * 1024 * 1024
+"""1,000 models in all windows are about 2 MB; slices beyond this wait for the next round."""
 MAX_FORWARD_BODY_BYTES = 32 * 1024 * 1024
 """/v1/forward is for parity checks and audits: 4,096 rows of 2,048 float32."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from meshnet.wire.messages import Bytes, Count, DtypeText, HardwareMessage, Layer, ModelKeyText, Name
+from meshnet.wire.messages import Bytes, Count, DtypeText, HardwareMessage, Layer, ModelKeyText, Name, WalletText
 
 Window = Literal["per_minute", "per_hour", "per_day"]
 
@@ -67,8 +67,9 @@ class GossipMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class AssignmentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine offers itself: ``POST /v1/assignments``."""
 
+    wallet: WalletText
+    """Holds the reservation until this wallet registers; asking again replaces it."""
     name: Name
-    boot: Annotated[str, Meta(min_length=8, max_length=64)]
     memory_budget_bytes: Bytes
     """For weights, KV and workspace together."""
     dtype: DtypeText = "float32"
@@ -90,26 +91,33 @@ class AssignmentResponse(Struct, frozen=True, kw_only=True):
     reserved_for_s: float
     weights_bytes: int = 0
     kv_bytes: int = 0
+    score: float = 0.0
+    """(demand_rpm + 1.0) x (coverage_deficit + 0.01), before this assignment."""
+    demand_rpm: float = 0.0
+    coverage_deficit: float = 0.0
     sources: tuple[str, ...] = ()
     """Base URLs that serve this model's files."""
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """One hop's work in one call: ``work_units`` = layers x tokens."""
+    """One hop's work in one attempt of a call: ``work_units`` = layers x tokens. Unique by (call_id, hop, attempt)."""
 
     call_id: str
     attempt: int
     hop: int
+    """0 is the head."""
+    model_key: str
     node_id: str
     wallet: str
-    model_key: str
     start_layer: int
     end_layer: int
-    prompt_tokens: int
-    completion_tokens: int
+    tokens: int
+    """New to the call: its prompt once, and what this attempt produced."""
+    replayed_tokens: int
+    """Prefilled again after a failure: work, but none of the call's."""
+    outcome: str
     work_units: int
     price_micro_units: int = 0
-    outcome: str = "ok"
     at: float = 0.0
 
 
@@ -117,10 +125,14 @@ class UsageTotal(Struct, frozen=True, kw_only=True):
     wallet: str
     model_key: str
     calls: int
+    tokens: int
+    replayed_tokens: int
     work_units: int
     price_micro_units: int = 0
 
 
 class UsageResponse(Struct, frozen=True, kw_only=True):
+    """``totals`` of everything kept, most work first; ``rows`` of the last calls, newest first."""
+
     totals: tuple[UsageTotal, ...]
     rows: tuple[UsageRow, ...] = ()

@@ -85,6 +85,8 @@ class RegisterRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     kv_budget_bytes: Bytes = 0
     memory_budget_bytes: Bytes = 0
     weights_bytes: Bytes = 0
+    rebalance: bool = False
+    """It moves to other layers on the tracker's advice."""
     hardware: HardwareMessage = HardwareMessage()
 
 
@@ -154,6 +156,8 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     prefill_tokens_per_sec: float = 0.0
     benchmark_spread: float = 0.0
     observed_tokens_per_sec: float = 0.0
+    observed_ratio: float | None = None
+    """Measured in its calls / claimed in its benchmark, decayed; None before it served. Far below 1: it claims too much."""
     reputation: float = 1.0
     queue_depth: int = 0
     in_flight: int = 0
@@ -296,6 +300,8 @@ class Generate(Struct, frozen=True, kw_only=True):
     request: GenerationRequest
     deadline_s: Annotated[float, Meta(gt=0, le=86_400)]
     """Seconds left for the whole attempt: never a wall time."""
+    stall_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    """Silence between tokens after which the head probes its hops; 0: the head's own."""
     prompt_ids: TokenIds | None = None
     produced_ids: TokenIds = ()
     chars_sent: Count = 0

@@ -31,6 +31,7 @@ _BY_CODE = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "rate_limited": 429,
+    "bad_range": 416,
 }
 
 _EVENT_STATUS = {"overloaded": 503, "shutting_down": 503, "cancelled": 503, "deadline_exceeded": 504}
