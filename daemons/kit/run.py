@@ -1,4 +1,5 @@
-"""A daemon's life as a process: start, say where it listens, wait for a signal, stop within 5 s.
+"""A daemon's life as a process: start, say where it listens, wait for a signal, stop within 5 s (a tracker's
+running answers may take longer).
 
 What a daemon says of itself lies in ``<state>/run/<name>.json``: pid, the process's start time, kind and address.
 Whoever stops it (``meshnet down``) checks pid and start time, so that a recycled pid is never signalled.
@@ -11,13 +12,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from daemons.kit import host
+from daemons.kit.tasks import Tasks
 from meshnet.domain.errors import MeshnetError
 from meshnet.wire.runfile import RunFile
 
@@ -28,10 +30,12 @@ EXIT_SECOND_SIGNAL = 130
 
 
 class Stop:
-    """Set by SIGTERM, SIGINT or SIGHUP; a second signal ends the process at once."""
+    """Set by SIGTERM, SIGINT or SIGHUP; a second signal cuts ``patient`` work short, else ends the process at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_patient = False
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
@@ -40,7 +44,11 @@ class Stop:
 
     def _on_signal(self, number: int) -> None:
         if self._event.is_set():
-            os._exit(EXIT_SECOND_SIGNAL)
+            if not self._is_patient or self._hurry.is_set():
+                os._exit(EXIT_SECOND_SIGNAL)
+            log.info("hurrying signal=%s", signal.Signals(number).name)
+            self._hurry.set()
+            return
         log.info("stopping signal=%s", signal.Signals(number).name)
         self._event.set()
 
@@ -49,6 +57,17 @@ class Stop:
 
     async def wait(self) -> None:
         await self._event.wait()
+
+    async def patient(self, work: Coroutine[Any, Any, None]) -> None:
+        """Part of a stop that may take long: ``work`` to its end, or until a second signal cancels it."""
+        self._is_patient = True
+        tasks = Tasks("stop")
+        both = {tasks.start(work, "drain"), tasks.start(self._hurry.wait(), "hurry")}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._is_patient = False
+            await tasks.close()
 
 
 def write_run_file(folder: Path, kind: Literal["tracker", "node", "relay"], name: str, url: str) -> Path:

@@ -229,7 +229,8 @@ class Driver:
         """Sleep until the session is silent for too long; then ask its hops whose fault that is. Ends by cancellation
         or with NodeFailed."""
         while True:
-            limit = max(self._deadlines.stall_s, self._deadlines.stall_steps * max(generation.gaps_s, default=0.0))
+            floor = generation.ask.stall_s or self._deadlines.stall_s
+            limit = max(floor, self._deadlines.stall_steps * max(generation.gaps_s, default=0.0))
             left = generation.moved_at + limit - self._now()
             if left > 0:
                 await asyncio.sleep(left)

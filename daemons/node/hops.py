@@ -10,6 +10,7 @@ from typing import Protocol
 from daemons.kit.link import Link, Links
 from daemons.kit.tasks import Tasks
 from daemons.node.deadlines import Deadlines
+from daemons.node.finite import NOT_FINITE, is_finite
 from daemons.node.identity import Identity, retry_elsewhere
 from daemons.node.sessions import Session, Sessions
 from daemons.node.worker import Computed, Worker
@@ -153,7 +154,7 @@ class Hops:
                 continue
             session.used_at = now
             if part.result.error is not None:
-                self.fail(session, part.result.error)
+                self.fail(session, _traced(session, part.item, part.result.error))
             elif part.result.rows is not None and session.downstream is not None:
                 is_prefill = part.item.position < session.known_tokens
                 to = session.next_hop
@@ -317,6 +318,14 @@ def next_open(ask: Open) -> Open:
         prompt_ids=ask.prompt_ids,
         produced_ids=ask.produced_ids,
     )
+
+
+def _traced(session: Session, item: StepItem, error: MeshnetError) -> MeshnetError:
+    """Nonsense that came out of nonsense is the fault of whoever sent it."""
+    if error.code != NOT_FINITE or item.rows is None or session.upstream is None or is_finite(item.rows):
+        return error
+    sender = session.upstream.peer_id
+    return NodeFailed(f"{sender} sent rows that are not finite numbers.", node_id=sender, code=NOT_FINITE)
 
 
 def _is_same_peer(owner: Link, link: Link) -> bool:

@@ -17,9 +17,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 from daemons.kit.tasks import outcome_of
+from daemons.node.admission import OUT_OF_MEMORY, Admission
 from daemons.node.packing import Packer, Step
 from meshnet.domain.engine import KvUse, SessionKey, SessionPlan, ShardEngine, StepItem, StepResult
-from meshnet.domain.errors import MeshnetError, NodeFailed
+from meshnet.domain.errors import MeshnetError, NodeFailed, Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,9 @@ OnResults = Callable[[Sequence[Computed]], None]
 class Worker:
     """Start it once with a function that makes the engine (loading takes place in the thread)."""
 
-    def __init__(self, on_results: OnResults) -> None:
+    def __init__(self, on_results: OnResults, now: Callable[[], float] = time.monotonic) -> None:
         self._on_results = on_results
+        self._admission = Admission(now)
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._outbox: list[StepItem] = []
         self._packer = Packer()
@@ -171,6 +173,7 @@ class Worker:
         self.rows_computed += sum(item.n_rows for item in step.items)
         if isinstance(results, Exception):
             results = _all_failed(step, results)
+        self._admission.saw(results)
         computed = [
             Computed(item, result, max(0, start_ns - since) // 1000, computing_us)
             for item, result, since in zip(step.items, results, step.since_ns, strict=True)
@@ -185,9 +188,14 @@ class Worker:
 
     def _open(self, key: SessionKey, plan: SessionPlan) -> None:
         engine = self._require_engine()
-        engine.open(key, plan)
+        needed = plan.reserve_tokens * engine.kv_bytes_per_token(plan.start_layer, plan.end_layer)
+        self._admission.require(engine.kv_use(), needed)
+        failure = outcome_of(lambda: engine.open(key, plan))
+        if isinstance(failure, Exception):
+            self._admission.heard(failure)
+            raise failure
         self._packer.open(key, plan.start_layer, plan.end_layer, len(plan.prompt_ids) + len(plan.produced_ids))
-        self.kv = engine.kv_use()
+        self.kv = self._admission.shown(engine.kv_use())
 
     def _close(self, key: SessionKey) -> None:
         engine = self._engine
@@ -197,7 +205,7 @@ class Worker:
         failure = outcome_of(lambda: engine.close(key))
         if isinstance(failure, Exception):
             log.error("engine close failed error=%r", failure, exc_info=failure)
-        self.kv = engine.kv_use()
+        self.kv = self._admission.shown(engine.kv_use())
 
     def _add(self, items: Sequence[StepItem], at_ns: int) -> None:
         for item in items:
@@ -230,6 +238,8 @@ class Worker:
 def _all_failed(step: Step, error: Exception) -> list[StepResult]:
     """A step that raised: its sessions end, the node lives on."""
     log.error("step failed sessions=%d error=%r", len(step.items), error, exc_info=error)
-    if not isinstance(error, MeshnetError):
+    if isinstance(error, MemoryError):
+        error = Overloaded("This node has no memory left for this session.", code=OUT_OF_MEMORY)
+    elif not isinstance(error, MeshnetError):
         error = NodeFailed(f"The engine failed in layers {step.start_layer}-{step.end_layer}.", code="engine_failed")
     return [StepResult(item.key, error=error) for item in step.items]

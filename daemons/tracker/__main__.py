@@ -21,6 +21,15 @@ from daemons.tracker.settings import TrackerConfig
 from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.weights.places import state_root
 
+TIMEOUTS = {
+    "connect": "a link to a head may take to open",
+    "first-token": "until the first token, beside the prompt's own time",
+    "between-tokens": "of silence until hops are asked whose fault it is (or 8 x the route's slowest step)",
+    "call": "a whole call may take, all attempts together",
+    "write": "a client may take no byte before it counts as gone",
+}
+"""The table of docs/robustness.md, as flags."""
+
 
 def main(argv: list[str] | None = None) -> int:
     try:
@@ -56,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         "--route-weight-alpha", type=float, help="exploit traffic goes as tps^alpha; raise once real traffic comes"
     )
     parser.add_argument("--route-stats-half-life", type=float, help="seconds until a sample counts half")
-    parser.add_argument("--timeout-call", type=float, help="seconds a whole call may take")
-    parser.add_argument("--spare-wait", type=float, help="seconds a broken call waits for another node to appear")
+    for name, what in TIMEOUTS.items():
+        parser.add_argument(f"--timeout-{name}", type=float, help=f"seconds {what}")
+    parser.add_argument("--spare-wait", type=float, help="seconds a call without a route waits for one to appear")
+    parser.add_argument("--drain", type=float, help="seconds a stop waits for running answers")
     return parser
 
 
@@ -72,6 +83,7 @@ async def serve_until(stop: Stop, settings: TrackerConfig) -> None:
         print(f"tracker {settings.name} listens on {site.url}", flush=True)
         try:
             await stop.wait()
+            await stop.patient(tracker.drain(settings.drain))
         finally:
             await tracker.stop()
             await site.close()

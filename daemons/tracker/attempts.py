@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 EndKind = Literal["finished", "client", "refused", "failed", "gone", "deadline"]
 
-REFUSALS = frozenset({"overloaded", "epoch_changed", "draining", "shutting_down", "loading"})
+REFUSALS = frozenset({"overloaded", "kv_full", "node_oom", "epoch_changed", "draining", "shutting_down", "loading"})
 """Codes by which a sound node says no: plan again without it, but hold nothing against it."""
 CLIENT_FAULTS = frozenset({"invalid_request", "context_length_exceeded", "chat_template", "body_too_large"})
 """Codes that would come again on any route."""

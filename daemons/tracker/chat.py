@@ -21,6 +21,7 @@ from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Plan, Planner
+from daemons.tracker.retries import RetryBudget, Turn
 from daemons.tracker.settings import Deadlines
 from daemons.tracker.verdicts import failure, lease_of, outcome_of, param_of, without_route
 from meshnet.domain.errors import (
@@ -70,8 +71,11 @@ class ChatService:
         self.now = now
         self._now_wall = now_wall
         self._on_demand = on_demand
+        self._retries = RetryBudget(lambda: len(wall.running))
         self._tasks = Tasks("calls")
         self._topology = asyncio.Event()
+        self._ended = asyncio.Event()
+        """Set with each call's end, for those who wait until none runs."""
         self._stopping = False
         fleet.listen(self._on_change)
 
@@ -81,6 +85,7 @@ class ChatService:
         Raises what makes the request impossible at once: NotFound for the model, Overloaded while stopping."""
         call = self._open(request)
         task = self._tasks.start(self._run(call), call.call_id)
+        task.add_done_callback(lambda done: self._ended.set())
         try:
             yield call
         finally:
@@ -122,8 +127,12 @@ class ChatService:
         avoid: set[tuple[NodeId, int]] = set()
         broken: Ended | None = None
         while True:
-            plan = await self._plan(call, avoid, broken)
-            ended = await self._attempt(call, plan)
+            plan, turn = await self._plan(call, avoid, broken)
+            try:
+                ended = await self._attempt(call, plan, turn)
+            finally:
+                if turn is not None:
+                    turn.release()
             if ended.finished is not None:
                 return ended.finished
             self._give_up(call, ended)
@@ -138,22 +147,40 @@ class ChatService:
                 data={"code": ended.code, "attempt": len(call.tries), "tokens": len(call.produced)},
             )
 
-    async def _plan(self, call: Call, avoid: set[tuple[NodeId, int]], broken: Ended | None) -> Plan:
-        """A plan, waiting for a node to appear when a broken call has no route left."""
+    async def _plan(self, call: Call, avoid: set[tuple[NodeId, int]], broken: Ended | None) -> tuple[Plan, Turn | None]:
+        """A plan, waiting for a node to appear when layers are held by none: a mesh that restarts has its nodes back
+        in seconds. A call that broke needs a turn of the retry budget as well."""
         request = call.request
-        give_up_at = self.now() + (self.deadlines.spare_wait_s if broken and broken.kind == "failed" else 0.0)
+        waits = broken is None or broken.kind == "failed"
+        give_up_at = self.now() + (self.deadlines.spare_wait_s if waits else 0.0)
         while True:
+            turn = await self._turn(call) if broken is not None else None
             topology = self._topology
             try:
-                return self._planner.plan(request.model, pin=request.pin, policy=request.route_policy, avoid=avoid)
-            except NoRoute as error:
+                plan = self._planner.plan(request.model, pin=request.pin, policy=request.route_policy, avoid=avoid)
+                return plan, turn
+            except MeshnetError as error:
+                if turn is not None:
+                    turn.release()
                 left_s = give_up_at - self.now()
+                if not isinstance(error, NoRoute):
+                    raise
                 if left_s <= 0:
                     raise without_route(error, broken) from None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(topology.wait(), left_s)
 
-    async def _attempt(self, call: Call, plan: Plan) -> Ended:
+    async def _turn(self, call: Call) -> Turn:
+        """Raises DeadlineExceeded when the call's own end comes first."""
+        try:
+            async with asyncio.timeout(self._left_s(call)):
+                return await self._retries.turn()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"No whole answer within {self.deadlines.call_s:g} s: too many calls begin anew at once."
+            ) from None
+
+    async def _attempt(self, call: Call, plan: Plan, turn: Turn | None) -> Ended:
         decision = plan.decision
         attempt = Try(len(call.tries) + 1, plan, self.now())
         call.tries.append(attempt)
@@ -165,7 +192,7 @@ class ChatService:
                     decision.route.head,
                     self._generate_message(call, attempt),
                     self._first_token_s(call, plan),
-                    lambda delta: self._on_delta(call, delta),
+                    lambda delta: self._on_delta(call, delta, turn),
                 )
             finally:
                 attempt.cancelled = attempt.ended is None
@@ -182,7 +209,9 @@ class ChatService:
         )
         return ended
 
-    def _on_delta(self, call: Call, delta: Any) -> bool:
+    def _on_delta(self, call: Call, delta: Any, turn: Turn | None) -> bool:
+        if turn is not None:
+            turn.release()  # The replay is over; from here on this call costs what any other does.
         first = call.first_at is None
         taken = call.add(delta, self.now())
         if first and call.first_at is not None:
@@ -194,7 +223,6 @@ class ChatService:
 
     def _generate_message(self, call: Call, attempt: Try) -> Generate:
         route = attempt.plan.decision.route
-        left_s = max(0.001, call.arrived_at + self.deadlines.call_s - self.now())
         return Generate(
             session=call.session,
             attempt=attempt.number,
@@ -204,11 +232,15 @@ class ChatService:
             dtype=route.dtype,  # type: ignore[arg-type]  # registration let no other in
             hops=tuple(HopMessage(h.node_id, h.url, h.start_layer, h.end_layer, h.epoch) for h in route.hops),
             request=call.request.generation,
-            deadline_s=left_s,
+            deadline_s=self._left_s(call),
+            stall_s=self.deadlines.between_tokens_s,
             prompt_ids=call.prompt_ids,
             produced_ids=tuple(call.produced),
             chars_sent=call.chars_sent,
         )
+
+    def _left_s(self, call: Call) -> float:
+        return max(0.001, call.arrived_at + self.deadlines.call_s - self.now())
 
     def _first_token_s(self, call: Call, plan: Plan) -> float:
         """Prompt rows go hop by hop, so the route's seconds per prompt token are the sum of its hops'."""
@@ -259,6 +291,15 @@ class ChatService:
         # Each waiter waits on its own event: set once, replaced.
         self._topology.set()
         self._topology = asyncio.Event()
+
+    async def drain(self, within_s: float) -> None:
+        """New calls are refused from now on; running ones may still end by themselves. Cancelled, it stops waiting."""
+        self._stopping = True
+        deadline = self.now() + within_s
+        while self._tasks and (left_s := deadline - self.now()) > 0:
+            self._ended.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), left_s)
 
     async def stop(self) -> None:
         """New calls are refused, running ones end with an error that says why."""

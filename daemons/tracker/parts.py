@@ -116,6 +116,10 @@ class Tracker:
     def _on_health(self, node_id: NodeId, kind: str, why: str) -> None:
         self.events.add(f"node.{kind}", problem=kind == "ejected", node_id=node_id, text=why)
 
+    async def drain(self, within_s: float) -> None:
+        """New calls are refused; those that run have so long to end."""
+        await self.chat.drain(within_s)
+
     async def stop(self) -> None:
         """Calls end with an error, event feeds end, loops end."""
         await self.chat.stop()

@@ -59,6 +59,8 @@ async def stream(request: web.Request, service: ChatService, chat: ChatRequest) 
     """Server-sent events."""
     async with service.call(chat) as call:
         first = await call.outbox.get(service.deadlines.headers_s)
+        while first is None and not call.tries:  # No route yet: if none comes, that is a status of its own.
+            first = await call.outbox.get(service.deadlines.headers_s)
         if isinstance(first, MeshnetError):
             raise first
         response = web.StreamResponse(headers={**SSE_HEADERS, **_headers(call)})

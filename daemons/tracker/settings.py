@@ -43,7 +43,9 @@ class TrackerConfig:
     timeout_write: float = 30.0
     """Seconds; the table of Deadlines says what each is for."""
     spare_wait: float = 3.0
-    """Seconds a broken call waits for a node to appear when no route is left. Raising it delays clear errors."""
+    """Seconds a call waits for a node to appear when it has no route. Raising it delays clear errors."""
+    drain: float = 30.0
+    """Seconds a stop waits for running answers. `meshnet down` does not wait so long."""
     max_calls_kept: int = 1000
     """Calls on the call wall. 2 KiB each."""
 
@@ -53,6 +55,7 @@ class TrackerConfig:
             _within(name, getattr(self, name), 0.05, 86_400)
         _within("timeout_write", self.timeout_write, 0.05, 3600)
         _within("spare_wait", self.spare_wait, 0, 600)
+        _within("drain", self.drain, 0, 3600)
         _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
         if self.host not in LOOPBACK:
             raise StartError(
@@ -98,7 +101,7 @@ class Deadlines:
     write_s: float = 30.0
     """A client that takes no byte for this long is gone."""
     spare_wait_s: float = 3.0
-    """How long a call that lost its route waits for another to appear."""
+    """How long a call without a route waits for one to appear."""
     headers_s: float = 0.7
     """A stream's headers go out after this at the latest; an error before it still has a status of its own."""
     keepalive_s: float = 5.0

@@ -19,6 +19,8 @@ from meshnet.wire.runfile import RunFile
 
 TERM_PATIENCE_S = 8.0
 """From SIGTERM to SIGKILL: a daemon promises to stop within 5 s; 3 s more for a busy machine."""
+HURRY_PATIENCE_S = 2.0
+"""From a second SIGTERM to SIGKILL."""
 KILL_PATIENCE_S = 5.0
 """How long the system may take to bury a killed process (a big one has memory to give back)."""
 LOOK_EVERY_S = 0.02
@@ -71,6 +73,9 @@ def _stop_together(home: Home, records: Iterable[RunFile], patience_s: float) ->
     for process in processes:
         _signal(process.terminate)
     stubborn = _wait(processes, patience_s)
+    for process in stubborn:  # A tracker may still wait for running answers; a second signal ends them, and says so.
+        _signal(process.terminate)
+    stubborn = _wait(stubborn, HURRY_PATIENCE_S)
     for process in stubborn:
         _signal(process.kill)
     orphans = [child for family in families.values() for child in family if _is_alive(child)]

@@ -140,14 +140,25 @@ class PackedEngine:
             for state in session.kv.states.values():
                 state.commit()
         if not is_tail:
-            return [
-                StepResult(item.key, rows=to_rows(out[0, span.offset : span.offset + span.n_rows]))
-                for item, span in zip(items, spans, strict=True)
-            ]
+            return self._passed_on(out, items, spans)
         return [
             self._sampled(item, session, None if logits is None else logits.get(item.key))
             for item, session in zip(items, sessions, strict=True)
         ]
+
+    def _passed_on(self, out: Tensor, items: Sequence[StepItem], spans: Sequence[Span]) -> list[StepResult]:
+        """Rows for the next hop; those of a session that are no finite numbers end it here, where they were made."""
+        # One sum for all; it may also overflow on its own in 16 bits, so each session is looked at before it is blamed.
+        all_finite = bool(torch.isfinite(out.sum()))
+        results = []
+        for item, span in zip(items, spans, strict=True):
+            rows = out[0, span.offset : span.offset + span.n_rows]
+            if all_finite or bool(torch.isfinite(rows).all()):
+                results.append(StepResult(item.key, rows=to_rows(rows)))
+            else:
+                error = NodeFailed("The rows of this session are not finite numbers.", code="nan")
+                results.append(StepResult(item.key, error=error))
+        return results
 
     def _pack(self, items: Sequence[StepItem]) -> Tensor:
         """(1, rows, hidden) of all items, embedded where they are token ids."""

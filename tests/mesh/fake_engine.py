@@ -59,6 +59,10 @@ class FakeEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.fail_next: Exception | None = None
+        self.makes_nan = False
+        """Notices that its own rows are nonsense."""
+        self.emits_nan = False
+        """Passes nonsense on without a word, as an engine that does not look would."""
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
         if not self.shard.holds(plan.start_layer, plan.end_layer):
@@ -121,8 +125,12 @@ class FakeEngine:
         else:
             assert item.rows is not None
             entering = _rows_of(item.rows)
+        if self.makes_nan or NAN_ROW in entering:  # As with numbers: nonsense in, nonsense out.
+            return StepResult(item.key, error=NodeFailed("not finite", code="nan"))
         out = [_run(session, row) for row in entering]
         session.position += len(entering)
+        if self.emits_nan:
+            out = [NAN_ROW for _ in out]
         if session.plan.end_layer < self.facts.n_layers - 1:
             return StepResult(item.key, rows=Rows("float32", (len(out), HIDDEN), b"".join(out)))
         token = SampledToken(1 + int.from_bytes(out[-1][:8], "little") % (VOCAB - 1)) if item.sample else None
@@ -214,15 +222,24 @@ def prompt_ids(text: str) -> list[int]:
     return [1 + int.from_bytes(hashlib.sha256(w.encode()).digest()[:4], "little") % (VOCAB - 1) for w in text.split()]
 
 
+FINITE = int.from_bytes(b"\xff\xff\xff\xbf" * HIDDEN, "little")
+"""Takes the uppermost bit of each float32's exponent away: any bytes are finite numbers then."""
+NAN_ROW = b"\xff" * ROW_BYTES
+
+
 def _embed(token_id: int, position: int) -> bytes:
-    return hashlib.sha256(b"embed %d at %d" % (token_id, position)).digest()
+    return _as_row(hashlib.sha256(b"embed %d at %d" % (token_id, position)).digest())
+
+
+def _as_row(digest: bytes) -> bytes:
+    return (int.from_bytes(digest, "little") & FINITE).to_bytes(ROW_BYTES, "little")
 
 
 def _run(session: FakeSession, row: bytes) -> bytes:
     for layer in range(session.plan.start_layer, session.plan.end_layer + 1):
         seen = hashlib.sha256(session.digests.get(layer, b"") + row).digest()
         session.digests[layer] = seen
-        row = hashlib.sha256(row + seen + b"layer %d" % layer).digest()
+        row = _as_row(hashlib.sha256(row + seen + b"layer %d" % layer).digest())
     return row
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from daemons.tracker.__main__ import main, read_settings, tracker_id_of
 from meshnet.client.http import open_http
@@ -19,7 +20,7 @@ from meshnet.client.sse import TextDelta
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import Overloaded, StartError
 from meshnet.wire.runfile import RunFile
-from tests.tracker.fake_head import FakeHead, Talk
+from tests.tracker.fake_head import FakeHead, Talk, whole_text
 from tests.tracker.running import body, claim, node_id_of
 
 STARTS_WITHIN_S = 30.0
@@ -52,7 +53,11 @@ async def process(home: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subpro
 
 
 async def test_stop_in_the_middle_of_a_stream_says_so_and_exits_zero(tmp_path: Path) -> None:
-    async with process(tmp_path) as (tracker, found), open_http() as http, FakeHead(node_id_of(1, 0, 29)) as head:
+    async with (
+        process(tmp_path, "--drain", "0.2") as (tracker, found),
+        open_http() as http,
+        FakeHead(node_id_of(1, 0, 29)) as head,
+    ):
         assert found.pid == tracker.pid and found.kind == "tracker"
         client = TrackerClient(http, found.url)
         await client.register(claim(1, 0, 29, head.url))
@@ -74,6 +79,70 @@ async def test_stop_in_the_middle_of_a_stream_says_so_and_exits_zero(tmp_path: P
             assert error.code == "shutting_down"
         assert await asyncio.wait_for(tracker.wait(), 5.0) == 0
         assert not (tmp_path / "run" / "tracker.json").exists()
+
+
+async def test_drain_lets_a_running_answer_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    async with (
+        process(tmp_path) as (tracker, found),
+        open_http() as http,
+        FakeHead(node_id_of(1, 0, 29)) as head,
+    ):
+        client = TrackerClient(http, found.url)
+        await client.register(claim(1, 0, 29, head.url))
+        refused = asyncio.Event()
+
+        async def slow(talk: Talk) -> None:
+            await talk.say(3)
+            await refused.wait()
+            await talk.say(5)
+            await talk.finish()
+
+        head.script = slow
+        text = ""
+        async with client.chat(body()) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta) and event.text and not refused.is_set():
+                    tracker.send_signal(signal.SIGTERM)
+                    await refusal(client)
+                    refused.set()
+                text += event.text if isinstance(event, TextDelta) else ""
+        assert text == whole_text(1, 8)
+        assert await asyncio.wait_for(tracker.wait(), 10.0) == 0
+
+
+async def refusal(client: TrackerClient) -> None:
+    """Ask until the tracker says that it stops: the signal may take a moment."""
+    async with asyncio.timeout(10.0):
+        while True:
+            try:
+                async with client.chat(body(stream=True, max_tokens=1)):
+                    pass  # Taken before the signal; hanging up cancels it.
+            except Overloaded as error:
+                assert error.code == "shutting_down"
+                return
+
+
+async def test_second_signal_cuts_the_drain_short_and_the_stream_still_ends_with_an_error(tmp_path: Path) -> None:
+    async with process(tmp_path) as (tracker, found), open_http() as http, FakeHead(node_id_of(1, 0, 29)) as head:
+        client = TrackerClient(http, found.url)
+        await client.register(claim(1, 0, 29, head.url))
+
+        async def endless(talk: Talk) -> None:
+            await talk.say(3)
+            await talk.hang()
+
+        head.script = endless
+        with pytest.raises(Overloaded) as caught:
+            async with client.chat(body()) as stream:
+                sent = False
+                async for event in stream:
+                    if isinstance(event, TextDelta) and event.text and not sent:
+                        sent = True
+                        tracker.send_signal(signal.SIGTERM)
+                        await refusal(client)
+                        tracker.send_signal(signal.SIGTERM)
+        assert caught.value.code == "shutting_down"
+        assert await asyncio.wait_for(tracker.wait(), 10.0) == 0
 
 
 async def test_tracker_id_outlives_a_restart(tmp_path: Path) -> None:
