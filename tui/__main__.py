@@ -8,12 +8,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshnet.domain.errors import MeshnetError, StartError
 from tui import settings as tui_settings
 from tui.settings import Settings
+
+if TYPE_CHECKING:
+    from tui.app import ConsoleApp
 
 EXIT_START = 1
 EXIT_USAGE = 2
@@ -85,16 +89,21 @@ def _plain(settings: Settings, once: bool) -> int:
 
 
 def _screen(settings: Settings) -> int:
-    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
     from tui.app import ConsoleApp
     from tui.tracker_source import TrackerSource
 
+    return run_screen(lambda: ConsoleApp(TrackerSource(settings.tracker, time.time), settings))
+
+
+def run_screen(make: Callable[[], ConsoleApp]) -> int:
+    """Run the app that ``make`` gives, inside the loop it will live in; SIGTERM and SIGHUP restore the terminal."""
+
     async def run() -> int:
-        app = ConsoleApp(TrackerSource(settings.tracker, time.time), settings)
+        app = make()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, app.leave_by_signal, int(number))
-        await app.run_async(mouse=settings.mouse)
+        await app.run_async(mouse=app.settings.mouse)
         return app.return_code or 0
 
     return asyncio.run(run())

@@ -13,12 +13,11 @@ import msgspec
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import Binding
-from textual.filter import LineFilter
+from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 
 from meshnet.domain.errors import MeshnetError, NotFound
 from meshnet.wire.routing import EventMessage
-from tui import ascii as ascii_signs
 from tui.clipboard import osc52
 from tui.draw.spans import visible
 from tui.history import History
@@ -32,6 +31,7 @@ from tui.settings import Settings
 from tui.source import MeshSource
 from tui.theme import CYCLE, MESHNET
 from tui.views.table_view import TableView
+from tui.widgets.ascii_filter import AsciiFilter
 
 EVENTS_KEPT = 2_000
 """Newest events in memory: about a megabyte."""
@@ -60,7 +60,8 @@ class ConsoleApp(App[None]):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
-        self._ascii = ascii_signs.AsciiFilter()
+        self._ascii = AsciiFilter()
+        self._no_color = NoColor()
         super().__init__()
         self.source = source
         self.clock = clock
@@ -104,7 +105,10 @@ class ConsoleApp(App[None]):
         self._close_messages_no_wait()
 
     def get_line_filters(self) -> list[LineFilter]:
-        filters = list(super().get_line_filters())
+        filters = [each for each in super().get_line_filters() if not isinstance(each, Monochrome)]
+        if self.no_color:
+            # Textual chose greys before it knew our theme; no colour means none.
+            filters.append(self._no_color)
         return [*filters, self._ascii] if self.settings.ascii else filters
 
     async def on_unmount(self) -> None:

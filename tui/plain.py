@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from meshnet.wire.status import Snapshot
-from tui.ascii import ascii_text
+from tui.draw.ascii import ascii_text
 from tui.draw import numbers
 from tui.model import changes
 from tui.poller import Poller

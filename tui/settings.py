@@ -15,7 +15,7 @@ import platformdirs
 from meshnet.domain.errors import StartError
 from meshnet.wire import api
 from meshnet.wire.runfile import RunFile
-from tui.ascii import speaks_utf8
+from tui.draw.ascii import speaks_utf8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,11 @@ class CannedTracker:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        if self._loop and self._stop:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close the door, as a tracker that is killed; once more is nothing."""
+        if self._loop and self._stop and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 

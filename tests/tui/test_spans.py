@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tui.ascii import ascii_text, speaks_utf8
+from tui.draw.ascii import ascii_text, speaks_utf8
 from tui.draw.spans import cut, fit, line, plain, ruler, spread, visible, width_of, wrap
 
 HOSTILE = (

@@ -1,4 +1,4 @@
-"""Bars and sparklines in one line of text. Drawn in block characters; without UTF-8 tui/ascii.py replaces them."""
+"""Bars and sparklines in one line of text. Drawn in block characters; without UTF-8 tui/draw/ascii.py replaces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a UTF-8 locale nothing but ASCII goes to the terminal: the last filter over everything that is drawn."""
+"""Without a UTF-8 locale nothing but ASCII goes to the terminal: every other sign becomes one as wide."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import os
 from collections.abc import Mapping
 
 from rich.cells import cell_len
-from rich.segment import Segment
-from textual.color import Color
-from textual.filter import LineFilter
 
 _SIGNS = {
     "─": "-", "━": "=", "│": "|", "┃": "|", "┌": "+", "┐": "+", "└": "+", "┘": "+", "├": "+", "┤": "+", "┬": "+",
@@ -25,16 +22,6 @@ def ascii_text(text: str) -> str:
     if text.isascii():
         return text
     return "".join(char if char.isascii() else _SIGNS.get(char, "?" * cell_len(char)) for char in text)
-
-
-class AsciiFilter(LineFilter):
-    """Replaces what is not ASCII, width for width."""
-
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [
-            segment if segment.text.isascii() else Segment(ascii_text(segment.text), segment.style, segment.control)
-            for segment in segments
-        ]
 
 
 def speaks_utf8(environ: Mapping[str, str]) -> bool:
