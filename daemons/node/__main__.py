@@ -21,26 +21,30 @@ from typing import BinaryIO, NoReturn
 import aiohttp
 
 from daemons.kit import config, host, logs
+from daemons.kit.files import FileServer
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.web import Site, serve
 from daemons.node.announce import Advertised, Announcer
 from daemons.node.app import node_app, status_of
 from daemons.node.identity import Holding, Identity
+from daemons.node.joining import Joiner, Work
 from daemons.node.service import Node
 from daemons.node.settings import NodeSettings
 from daemons.node.slowed import SlowedEngine
 from daemons.node.speed import read_speed, save_speed, speed_key
 from daemons.node.wallet import WalletKey, open_wallet
-from meshnet.client.http import open_http
+from meshnet.client.files import FilesClient
+from meshnet.client.http import Client, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.engine import EngineSpeed, ShardEngine, TextCodec
-from meshnet.domain.errors import InvalidRequest, MeshnetError, StartError
+from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.domain.ids import make_node_id
 from meshnet.domain.shards import Shard
+from meshnet.weights.fetch import fetch_shard
 from meshnet.weights.places import HOME_VARIABLE, state_root, store_root
-from meshnet.weights.store import Store, StoredModel
+from meshnet.weights.store import Store
 from meshnet.wire import api
-from meshnet.wire.messages import NodeStatus
+from meshnet.wire.messages import MoveAdvice, NodeStatus
 
 log = logging.getLogger("daemons.node")  # As a program, __name__ is no logger of ours.
 
@@ -51,6 +55,8 @@ SWITCH_INTERVAL_S = 0.0005
 half a millisecond costs nothing measurable, since torch lets go of the interpreter in every operation."""
 
 
+MOVE_DRAIN_S = 120.0
+"""A move waits so long for running sessions; what still runs then is given up and goes on elsewhere."""
 STEADY_SPREAD = 0.5
 """A measurement that varied more was taken on a busy machine: it is used, but not remembered for the next start."""
 
@@ -60,14 +66,17 @@ class Plan:
     """All that a start needs, checked."""
 
     settings: NodeSettings
-    shard: Shard
+    work: Work
     folder: Path
     wallet: WalletKey
     store: Store
-    model: StoredModel
+
+    @property
+    def shard(self) -> Shard:
+        return self.work.shard
 
     def holding(self) -> Holding:
-        manifest = self.model.manifest
+        manifest = self.work.model.manifest
         return Holding(
             make_node_id(self.wallet.wallet, self.shard),
             secrets.token_hex(BOOT_BYTES),
@@ -82,11 +91,14 @@ class Plan:
 
 
 class Progress:
-    """Bytes of weights read so far; the worker's thread counts, anyone looks."""
+    """Bytes of weights fetched and read so far; the worker's thread counts, anyone looks."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
 
     def open(self, path: Path) -> BinaryIO:
         return _CountedFile(path, self)
@@ -122,47 +134,88 @@ def read_settings(argv: list[str]) -> NodeSettings:
 
 
 async def serve_until(stop: Stop, settings: NodeSettings) -> None:
-    """A node's life: listening at once, registered as loading, ready when loaded and measured, gone within 5 s."""
-    plan = make_plan(settings)
-    progress = Progress(plan.model.shard_bytes(plan.shard))
-    async with _running(plan, progress) as (node, site, announcer):
-        node.tasks.start(announcer.run(), "announce")
-        loading = node.tasks.start(_load(node, plan, progress, announcer), "load", quiet=True)
-        stopping = node.tasks.start(stop.wait(), "stop")
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            await loading  # Raises what loading raised.
-            log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
-        await stopping
-        await announcer.leave()
-        await node.drain()
+    """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
+    measured, gone within 5 s. Moving to other layers is another process in the same place."""
+    async with open_http() as client:
+        plan = await make_plan(settings, client)
+        missing = sum(entry.size_bytes for entry in plan.work.model.missing(plan.shard))
+        progress = Progress(plan.work.model.shard_bytes(plan.shard) + missing)
+        moves: asyncio.Queue[MoveAdvice] = asyncio.Queue()
+        async with _running(plan, progress, client, moves) as (node, site, announcer):
+            moved = await _live(stop, plan, progress, node, site, announcer, moves)
     log.info("stopped node=%s", node.identity.node_id)
+    if moved is not None:
+        move(settings, plan, moved)
 
 
-def make_plan(settings: NodeSettings) -> Plan:
+async def _live(
+    stop: Stop,
+    plan: Plan,
+    progress: Progress,
+    node: Node,
+    site: Site,
+    announcer: Announcer,
+    moves: asyncio.Queue[MoveAdvice],
+) -> MoveAdvice | None:
+    node.tasks.start(announcer.run(), "announce")
+    loading = node.tasks.start(_load(node, plan, progress, announcer), "load", quiet=True)
+    stopping = node.tasks.start(stop.wait(), "stop")
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    moving = node.tasks.start(moves.get(), "move")
+    if loading.done():
+        await loading  # Raises what loading raised.
+        log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
+        await asyncio.wait((stopping, moving), return_when=asyncio.FIRST_COMPLETED)
+    advice = moving.result() if moving.done() and not stopping.done() else None
+    if advice is not None:
+        # Told as draining first, so that no new call comes; those that run may end.
+        node.identity.draining = True
+        announcer.wake()
+        await _drained(node, stopping)
+    await announcer.leave()
+    await node.drain()
+    return advice
+
+
+async def _drained(node: Node, stopping: asyncio.Task[None]) -> None:
+    """Until no session is open, a stop is asked for, or MOVE_DRAIN_S have passed."""
+    waiting = node.tasks.start(node.sessions.none_left.wait(), "drained")
+    await asyncio.wait((waiting, stopping), timeout=MOVE_DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def move(settings: NodeSettings, plan: Plan, advice: MoveAdvice) -> NoReturn:
+    """Become the node of the advised layers: the same process id, wallet and flags, the weights anew."""
+    shard = str(Shard(advice.shard_start, advice.shard_end))
+    log.info("moving model=%s to=%s why=%s", plan.work.model.manifest.model_key, shard, advice.why)
+    words = [*sys.orig_argv, "--model", plan.work.model.manifest.model_key, "--shard", shard]
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *words[1:]])
+
+
+async def make_plan(settings: NodeSettings, client: Client) -> Plan:
     """Everything that can be wrong before anything starts. Raises StartError."""
-    shard = settings.checked_shard()
+    settings.check()
     if importlib.util.find_spec("torch") is None:
         raise StartError("A node needs torch, which is not installed. Run: pip install 'meshnet-llm[node]'")
     folder = state_root(os.environ) / "nodes" / settings.name
+    wallet = open_wallet(folder)
     store = Store(store_root(os.environ))
-    model = store.open(settings.model)
-    try:
-        missing = model.missing(shard)
-    except InvalidRequest as error:
-        raise StartError(error.message) from None
-    if missing:
-        names = ", ".join(entry.name for entry in missing[:3])
-        raise StartError(f"{settings.model} lacks {len(missing)} files for layers {shard}: {names}. Pull it again.")
-    return Plan(settings, shard, folder, open_wallet(folder), store, model)
+    hardware = host.hardware_profile(folder)
+    tracker = TrackerClient(client, settings.tracker)
+    joiner = Joiner(settings, store, wallet.wallet, tracker, lambda url: FilesClient(client, url), hardware)
+    return Plan(settings, await joiner.find_work(), folder, wallet, store)
 
 
 @contextlib.asynccontextmanager
-async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, Site, Announcer]]:
-    settings = plan.settings
+async def _running(
+    plan: Plan, progress: Progress, client: Client, moves: asyncio.Queue[MoveAdvice]
+) -> AsyncIterator[tuple[Node, Site, Announcer]]:
+    settings, work = plan.settings, plan.work
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
-        client = await stack.enter_async_context(open_http())
         node = Node(Identity(plan.holding()), http)
         announcers: list[Announcer] = []
 
@@ -170,16 +223,26 @@ async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, 
             registered = any(announcer.registered for announcer in announcers)
             return status_of(node, settings.name, (progress.done, progress.total), (settings.tracker,), registered)
 
-        site = await serve(node_app(node, settings.name, status), settings.host, _port(settings))
+        files = FileServer(plan.store, time.monotonic)
+        site = await serve(node_app(node, settings.name, status, files), settings.host, _port(settings))
         stack.push_async_callback(site.close)
         stack.push_async_callback(node.close)  # Before the site: links end first.
         url = settings.advertise_url or site.url
         advertised = Advertised(
-            settings.name, url, host.hardware_profile(plan.folder), settings.kv_budget_bytes(), progress.total
+            settings.name,
+            url,
+            host.hardware_profile(plan.folder),
+            work.kv_budget_bytes,
+            work.memory_budget_bytes,
+            work.model.shard_bytes(work.shard),
+            progress.total,
+            settings.rebalance,
         )
         rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
         tracker = TrackerClient(client, settings.tracker)
-        announcers.append(Announcer(node, tracker, plan.wallet, advertised, lambda: progress.done, rng))
+        announcers.append(
+            Announcer(node, tracker, plan.wallet, advertised, lambda: progress.done, rng, moves.put_nowait)
+        )
         stack.push_async_callback(announcers[0].leave)
         run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)
         stack.callback(run_file.unlink, missing_ok=True)
@@ -188,11 +251,15 @@ async def _running(plan: Plan, progress: Progress) -> AsyncIterator[tuple[Node, 
 
 async def _load(node: Node, plan: Plan, progress: Progress, announcer: Announcer) -> None:
     started = time.monotonic()
+    work = plan.work
+    fetched = await fetch_shard(plan.store, work.model, work.shard, work.sources, progress.add)
+    if fetched:
+        log.info("weights fetched layers=%s bytes=%d seconds=%.1f", plan.shard, fetched, time.monotonic() - started)
     await node.load(lambda: make_engine(plan, progress))
     log.info("shard loaded layers=%s seconds=%.1f", plan.shard, time.monotonic() - started)
     settings = plan.settings
     key = speed_key(
-        plan.model.manifest.revision, str(plan.shard), settings.dtype, settings.threads, settings.delay_per_layer_ms
+        work.model.manifest.revision, str(plan.shard), settings.dtype, settings.threads, settings.delay_per_layer_ms
     )
     speed = read_speed(plan.folder, key)
     if speed is None:
@@ -218,11 +285,11 @@ def make_engine(plan: Plan, progress: Progress) -> tuple[ShardEngine, TextCodec 
     settings = plan.settings
     engine, codec = load_engine(
         plan.store,
-        settings.model,
+        plan.work.model.manifest.model_key,
         plan.shard,
         dtype=settings.dtype,
         threads=settings.threads,
-        kv_budget_bytes=settings.kv_budget_bytes(),
+        kv_budget_bytes=plan.work.kv_budget_bytes,
         opener=progress.open,
     )
     if settings.delay_per_layer_ms > 0:
@@ -240,10 +307,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m daemons.node", description="Holds layers of one model.")
     parser.add_argument("--config", type=Path, help="TOML file with a [node] table")
     for name in NodeSettings.__dataclass_fields__:
-        if name not in ("port", "threads", "delay_per_layer_ms", "rebalance"):
+        if name not in ("port", "threads", "delay_per_layer_ms", "rebalance", "sessions", "context"):
             parser.add_argument(f"--{name.replace('_', '-')}")
     parser.add_argument("--port", type=int)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--sessions", type=int, help="KV is kept ready for so many sessions")
+    parser.add_argument("--context", type=int, help="of so many tokens each")
     parser.add_argument("--delay-per-layer-ms", type=float, help="for development: makes the node slower")
     parser.add_argument("--rebalance", action="store_true", default=None)
     return parser

@@ -22,6 +22,7 @@ from meshnet.wire.messages import (
     HardwareMessage,
     HeartbeatRequest,
     HeartbeatResponse,
+    MoveAdvice,
     RegisterRequest,
     RegisterResponse,
 )
@@ -53,7 +54,11 @@ class Advertised:
     url: str
     hardware: HardwareProfile
     kv_budget_bytes: int
+    memory_budget_bytes: int
     weights_bytes: int
+    loading_total_bytes: int
+    """Of the weights: those to read, and those to fetch first."""
+    rebalance: bool = False
 
 
 class Announcer:
@@ -67,13 +72,17 @@ class Announcer:
         advertised: Advertised,
         loading_done_bytes: Callable[[], int],
         rng: Random,
+        on_advice: Callable[[MoveAdvice], None] = lambda advice: None,
     ) -> None:
+        """``on_advice`` hears of the tracker's advice, once each, if this node said that it follows any."""
         self._node = node
         self._tracker = tracker
         self._wallet = wallet
         self._advertised = advertised
         self._loading_done_bytes = loading_done_bytes
         self._rng = rng
+        self._on_advice = on_advice
+        self._advised: MoveAdvice | None = None
         self._speed: EngineSpeed | None = None
         self._wake = asyncio.Event()
         self._interval_s = 5.0
@@ -84,6 +93,10 @@ class Announcer:
     def measured(self, speed: EngineSpeed) -> None:
         """The shard is loaded and this fast."""
         self._speed = speed
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Tell the tracker now, not at the next heartbeat."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -138,8 +151,11 @@ class Announcer:
             log.info("lease lost reason=%s", error.message)
             self.registered = False
             return
-        if answer.advice is not None:
-            log.info("tracker advises shard=%d-%d", answer.advice.shard_start, answer.advice.shard_end)
+        if answer.advice is not None and answer.advice != self._advised:
+            self._advised = advice = answer.advice
+            log.info("tracker advises shard=%d-%d why=%s", advice.shard_start, advice.shard_end, advice.why)
+            if self._advertised.rebalance:
+                self._on_advice(advice)
 
     async def _register(self) -> None:
         answer = await self._tracker.register(self.registration())
@@ -171,7 +187,9 @@ class Announcer:
             prefill_tokens_per_sec=speed.prefill_tps,
             benchmark_spread=speed.spread,
             kv_budget_bytes=said.kv_budget_bytes,
+            memory_budget_bytes=said.memory_budget_bytes,
             weights_bytes=said.weights_bytes,
+            rebalance=said.rebalance,
             hardware=_hardware(replace(said.hardware, ram_available_bytes=host.available_bytes())),
         )
 
@@ -187,7 +205,7 @@ class Announcer:
             ram_available_bytes=host.available_bytes(),
             rss_bytes=host.rss_bytes(),
             loading_done_bytes=self._loading_done_bytes(),
-            loading_total_bytes=self._advertised.weights_bytes,
+            loading_total_bytes=self._advertised.loading_total_bytes,
             observed_tokens_per_sec=node.hops.decode_rate(),
             benchmark_tokens_per_sec=None if speed is None else speed.decode_tps,
             benchmark_batch8_tokens_per_sec=None if speed is None else speed.decode_batch8_tps,

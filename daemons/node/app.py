@@ -10,6 +10,7 @@ from msgspec import Meta
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from daemons.kit import host
+from daemons.kit.files import FileServer
 from daemons.kit.web import json_response, make_app
 from daemons.node.service import Node
 from meshnet import __version__
@@ -24,8 +25,10 @@ FORWARD_ROWS = 4096
 TokenList = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=FORWARD_ROWS)]
 
 
-def node_app(node: Node, name: str, status: Callable[[], NodeStatus]) -> web.Application:
-    """``status`` is asked at each request."""
+def node_app(
+    node: Node, name: str, status: Callable[[], NodeStatus], files: FileServer | None = None
+) -> web.Application:
+    """``status`` is asked at each request; ``files`` gives what this node holds of the model to others."""
 
     async def get_status(request: web.Request) -> web.Response:
         return json_response(status())
@@ -39,8 +42,10 @@ def node_app(node: Node, name: str, status: Callable[[], NodeStatus]) -> web.App
     async def post_forward(request: web.Request) -> web.Response:
         return await forward(node, request)
 
+    given = [web.get(api.MODEL_FILE, files.serve, allow_head=False)] if files is not None else []
     return make_app(
         [
+            *given,
             web.get(api.LINK, node.links.accept),
             web.post(api.FORWARD, post_forward),
             web.get(api.STATUS, get_status),

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, DEFAULT_SESSIONS, Promise
 from meshnet.domain.errors import InvalidRequest, StartError
 from meshnet.domain.ids import is_model_key
 from meshnet.domain.shards import Shard, parse_shard
@@ -19,9 +20,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     model: str = ""
-    """Short name of a model in the local store."""
+    """Short name of a model. Empty: the one that helps the mesh most."""
     shard: str = ""
-    """Layers to hold, inclusive, ``0-14``. More layers: more memory, fewer hops."""
+    """Layers to hold, inclusive, ``0-14``. More layers: more memory, fewer hops. Empty: the tracker gives them."""
     tracker: str = "http://127.0.0.1:7070"
     name: str = "node"
     """Names its wallet, run file and log: two nodes of one home need two names."""
@@ -35,22 +36,26 @@ class NodeSettings:
     """Of torch. None: torch's own choice, all cores; nodes on one machine should share them."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Must be the same along a route. 16 bits halve memory and, on most CPUs, also speed."""
-    kv_budget: str = "1GiB"
-    """Memory that sessions may reserve: a larger one admits more or longer chats."""
+    kv_budget: str = ""
+    """Memory that sessions may reserve: a larger one admits more or longer chats. Empty: what --sessions of --context
+    need where the tracker gives the layers or --memory is set, else 1 GiB."""
     delay_per_layer_ms: float = 0.0
     """For development: sleeps this long per layer in each step, to play a slower machine."""
     memory: str = ""
-    """For a shard chosen by the tracker; not available yet."""
+    """All that this node may take: weights, KV and workspace, ``8GB``. Empty: 0.8 of what is available."""
+    sessions: int = DEFAULT_SESSIONS
+    context: int = DEFAULT_CONTEXT_TOKENS
+    """KV is kept ready for so many sessions of so many tokens: more of either costs layers."""
     rebalance: bool = False
-    """Move to other layers on the tracker's advice; not available yet."""
+    """Move to other layers on the tracker's advice, after the sessions have drained."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
-    def checked_shard(self) -> Shard:
+    def check(self) -> None:
         """Raises StartError for any setting that cannot be."""
-        if not is_model_key(self.model):
+        if self.model and not is_model_key(self.model):
             raise StartError(f"--model is {self.model!r}; it must name a model of `meshnet models list`.")
-        if self.memory or self.rebalance or not self.shard:
-            raise StartError("Give the layers to hold: --shard 0-14. (--memory and --rebalance are not available yet.)")
+        if self.shard and not self.model:
+            raise StartError(f"--shard {self.shard} of which model? Give --model too, or neither.")
         if _NAME.fullmatch(self.name) is None:
             raise StartError(f"--name is {self.name!r}; use letters, digits, dot, dash and underscore.")
         if self.delay_per_layer_ms < 0 or (self.threads is not None and self.threads < 1):
@@ -59,20 +64,42 @@ class NodeSettings:
             raise StartError(f"--port is {self.port}; ports go from 0 (a free one) to 65535.")
         if not is_loopback(self.host):
             raise StartError(f"--host {self.host} is refused: only loopback is served until the mesh has keys.")
-        self.kv_budget_bytes()
+        self.kv_bytes()
+        self.memory_bytes()
+        if self.shard:
+            self.checked_shard()
+        self.promise()
+
+    def checked_shard(self) -> Shard:
+        """Raises StartError."""
         try:
             return parse_shard(self.shard)
         except InvalidRequest as error:
             raise StartError(error.message) from None
 
-    def kv_budget_bytes(self) -> int:
+    def promise(self) -> Promise:
         """Raises StartError."""
-        match = _SIZE.fullmatch(self.kv_budget.strip())
-        if match is None:
-            raise StartError(f"--kv-budget is {self.kv_budget!r}; write it as 512MiB or 2GB.")
-        unit = match[2].lower().rstrip("b")
-        factor = 1024 if unit.endswith("i") else 1000
-        return int(float(match[1]) * factor ** _UNITS[unit.rstrip("i")])
+        try:
+            return Promise(self.context, self.sessions)
+        except InvalidRequest as error:
+            raise StartError(error.message) from None
+
+    def kv_bytes(self) -> int | None:
+        """None: nobody said. Raises StartError."""
+        return _size("kv-budget", self.kv_budget) if self.kv_budget else None
+
+    def memory_bytes(self) -> int | None:
+        """None: nobody said. Raises StartError."""
+        return _size("memory", self.memory) if self.memory else None
+
+
+def _size(name: str, text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise StartError(f"--{name} is {text!r}; write it as 512MiB or 2GB.")
+    unit = match[2].lower().rstrip("b")
+    factor = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * factor ** _UNITS[unit.rstrip("i")])
 
 
 def is_loopback(host: str) -> bool:

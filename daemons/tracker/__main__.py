@@ -18,8 +18,12 @@ from daemons.kit.run import Stop, run, write_run_file
 from daemons.tracker.app import open_site
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.supply import Means
+from meshnet.client.files import FilesClient
+from meshnet.client.http import open_http
 from meshnet.domain.errors import MeshnetError, StartError
-from meshnet.weights.places import state_root
+from meshnet.weights.places import state_root, store_root
+from meshnet.weights.store import Store
 
 TIMEOUTS = {
     "connect": "a link to a head may take to open",
@@ -76,8 +80,9 @@ async def serve_until(stop: Stop, settings: TrackerConfig) -> None:
     root = state_root(os.environ)
     identity = Identity(tracker_id_of(root / "trackers" / f"{settings.name}.id"), secrets.token_hex(8))
     rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
-    async with aiohttp.ClientSession(trust_env=False) as http:
-        tracker = Tracker(settings, identity, http, Clock(time.monotonic, time.time), rng)
+    async with aiohttp.ClientSession(trust_env=False) as http, open_http() as client:
+        means = Means(Store(store_root(os.environ)), lambda url: FilesClient(client, url), rng)
+        tracker = Tracker(settings, identity, http, Clock(time.monotonic, time.time), rng, means)
         site = await open_site(tracker, settings.host, settings.port)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
         print(f"tracker {settings.name} listens on {site.url}", flush=True)

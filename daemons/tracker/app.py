@@ -14,6 +14,7 @@ from daemons.tracker.stats import stats
 from meshnet.domain.errors import InvalidRequest, Overloaded
 from meshnet.wire import api
 from meshnet.wire.decode import decode_json
+from meshnet.wire.demand import AssignmentRequest
 from meshnet.wire.messages import Health, HeartbeatRequest, HeartbeatResponse, RegisterRequest, RegisterResponse
 from meshnet.wire.openai import parse_chat_request
 from meshnet.wire.routing import ExplainRequest
@@ -35,6 +36,8 @@ class Handlers:
             web.delete(api.NODE, self.leave),
             web.get(api.MODELS, self.models, allow_head=False),
             web.get(api.MODEL, self.model, allow_head=False),
+            web.get(api.MODEL_FILE, self._tracker.supply.files.serve, allow_head=False),
+            web.post(api.ASSIGNMENTS, self.assign),
             web.get(api.COVERAGE, self.coverage, allow_head=False),
             web.get(api.ROUTING, self.routing, allow_head=False),
             web.post(api.EXPLAIN, self.explain),
@@ -66,7 +69,8 @@ class Handlers:
     async def heartbeat(self, request: web.Request) -> web.Response:
         beat = decode_json(await _control_body(request), HeartbeatRequest)
         lease = self._tracker.fleet.heartbeat(request.match_info["node_id"], beat)
-        return json_response(HeartbeatResponse(epoch=lease.node.epoch))
+        advice = self._tracker.supply.rebalancing.advice_for(lease.node.node_id)
+        return json_response(HeartbeatResponse(epoch=lease.node.epoch, advice=advice))
 
     async def leave(self, request: web.Request) -> web.Response:
         epoch = _int_query(request, "epoch")
@@ -76,6 +80,10 @@ class Handlers:
     async def nodes(self, request: web.Request) -> web.Response:
         tracker = self._tracker
         return json_response(views.nodes(tracker.fleet, tracker.planner, tracker.clock.now()))
+
+    async def assign(self, request: web.Request) -> web.Response:
+        wanted = decode_json(await _control_body(request), AssignmentRequest)
+        return json_response(await self._tracker.supply.assignments.assign(wanted))
 
     async def models(self, request: web.Request) -> web.Response:
         return json_response(views.models(self._tracker.fleet, self._tracker.started))
@@ -145,7 +153,7 @@ class Handlers:
 async def open_site(tracker: Tracker, host: str, port: int) -> Site:
     """Serve. Raises StartError when the address cannot be bound."""
     site = await serve(make_app(Handlers(tracker).routes(), api.MAX_CHAT_BODY_BYTES), host, port)
-    tracker.start()
+    tracker.start(site.url)
     return site
 
 

@@ -17,6 +17,7 @@ from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Planner
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.supply import Means, Supply
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.ids import CallId, NodeId
 from meshnet.wire import api
@@ -52,7 +53,13 @@ class Tracker:
     """All parts of one tracker; ``http`` dials the links and is closed by its owner."""
 
     def __init__(
-        self, config: TrackerConfig, identity: Identity, http: aiohttp.ClientSession, clock: Clock, rng: Random
+        self,
+        config: TrackerConfig,
+        identity: Identity,
+        http: aiohttp.ClientSession,
+        clock: Clock,
+        rng: Random,
+        means: Means,
     ) -> None:
         self.identity = identity
         self.clock = clock
@@ -78,11 +85,13 @@ class Tracker:
             clock.wall,
             self._on_demand,
         )
+        self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self.events.add)
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")
 
-    def start(self) -> None:
-        """Begin the loops: leases end, old statistics are forgotten."""
+    def start(self, url: str) -> None:
+        """Begin the loops, listening at ``url``: leases end, old statistics are forgotten."""
+        self.supply.start(url)
         self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
         self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
 
@@ -124,6 +133,7 @@ class Tracker:
         """Calls end with an error, event feeds end, loops end."""
         await self.chat.stop()
         self.events.close()
+        await self.supply.close()
         await self._tasks.close()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights files of a tracker or a node, streamed from an offset. What to do with the bytes is meshnet/weights' affair."""
+"""Weights files of a tracker or a node, streamed from an offset. What to do with the bytes is for others."""
 
 from __future__ import annotations
 

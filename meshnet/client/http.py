@@ -19,6 +19,9 @@ from meshnet.wire import problem
 
 T = TypeVar("T")
 
+Client = httpx.AsyncClient
+"""What ``open_http`` gives, for signatures of those who may not know httpx."""
+
 JSON_HEADERS = {"Content-Type": "application/json"}
 MAX_ERROR_BYTES = 64 * 1024
 """How much of an error's body is read: ours are under 8 KiB; whatever else answers must not fill our memory."""

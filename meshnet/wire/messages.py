@@ -157,7 +157,7 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     benchmark_spread: float = 0.0
     observed_tokens_per_sec: float = 0.0
     observed_ratio: float | None = None
-    """Measured in its calls / claimed in its benchmark, decayed; None before it served. Far below 1: it claims too much."""
+    """Measured in its calls / claimed in its benchmark, decayed; None before it served. Far below 1: a false claim."""
     reputation: float = 1.0
     queue_depth: int = 0
     in_flight: int = 0

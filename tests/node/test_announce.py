@@ -62,7 +62,7 @@ async def lease(tmp_path: Path) -> AsyncIterator[tuple[Announcer, ScriptedTracke
     )
     async with aiohttp.ClientSession() as http:
         node, tracker = Node(Identity(holding), http), ScriptedTracker()
-        said = Advertised("n1", "http://127.0.0.1:7071", HardwareProfile(), 1 << 20, 1000)
+        said = Advertised("n1", "http://127.0.0.1:7071", HardwareProfile(), 1 << 20, 0, 1000, 1000)
         yield Announcer(node, tracker, wallet, said, lambda: 400, Random(1)), tracker, node
         await node.close()
 

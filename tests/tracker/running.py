@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,9 +15,12 @@ import aiohttp
 from daemons.tracker.app import open_site
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.supply import Means
+from meshnet.client.files import FilesClient
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.ids import wallet_of
+from meshnet.weights.store import Store
 from meshnet.wire.messages import RegisterRequest
 from tests.tracker.fake_head import FakeHead
 
@@ -84,7 +88,8 @@ async def run_tracker(**settings: Any) -> AsyncIterator[Running]:
         http = await stack.enter_async_context(open_http())
         config = TrackerConfig(**{**QUICK, **settings})
         clock = Clock(time.monotonic, time.time)
-        tracker = Tracker(config, Identity("trackerid", "trackerboot"), links, clock, Random(config.route_rng))
+        means = Means(Store(Path("/nonexistent")), lambda url: FilesClient(http, url), Random(1))
+        tracker = Tracker(config, Identity("trackerid", "trackerboot"), links, clock, Random(config.route_rng), means)
         site = await open_site(tracker, "127.0.0.1", 0)
         stack.push_async_callback(tracker.close)
         stack.push_async_callback(site.close)
