@@ -1,0 +1,91 @@
+"""``python -m tests.failover.fake_node``: a real node process whose engine is the fake one. Starts without torch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+from pathlib import Path
+from random import Random
+
+import aiohttp
+
+from daemons.kit import host, logs
+from daemons.kit.run import Stop, run, write_run_file
+from daemons.kit.web import serve
+from daemons.node.announce import Advertised, Announcer
+from daemons.node.app import node_app, status_of
+from daemons.node.failpoints import FailingEngine, fail_point_of
+from daemons.node.identity import Holding, Identity
+from daemons.node.service import Node
+from daemons.node.slowed import SlowedEngine
+from daemons.node.wallet import open_wallet
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.engine import ShardEngine
+from meshnet.domain.ids import make_node_id
+from meshnet.domain.shards import parse_shard
+from tests.mesh.fake_engine import FakeCodec, FakeEngine, facts
+
+KV_BUDGET = 1 << 24
+
+
+async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
+    home, shard, model = Path(os.environ["MESHNET_HOME"]), parse_shard(args.shard), facts()
+    folder = home / "nodes" / args.name
+    wallet = open_wallet(folder)
+    holding = Holding(
+        make_node_id(wallet.wallet, shard),
+        secrets.token_hex(12),
+        model.model_key,
+        model.revision,
+        shard,
+        model.n_layers,
+        model.hidden_size,
+        model.context_length,
+        model.dtype,
+    )
+    engine: ShardEngine = SlowedEngine(FakeEngine(shard, args.kv_budget), args.step_ms / 1000 / len(shard))
+    if (point := fail_point_of(os.environ)) is not None:
+        engine = FailingEngine(engine, point)
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
+        client = await stack.enter_async_context(open_http())
+        node = Node(Identity(holding), http)
+        app = node_app(node, args.name, lambda: status_of(node, args.name, (0, 0), (args.tracker,), True))
+        site = await serve(app, "127.0.0.1", args.port)
+        stack.push_async_callback(site.close)
+        stack.push_async_callback(node.close)
+        said = Advertised(
+            args.name, args.advertise or site.url, host.hardware_profile(folder), args.kv_budget, 1 << 30, 0, 0
+        )
+        tracker = TrackerClient(client, args.tracker)
+        announcer = Announcer(node, tracker, wallet, said, lambda: 0, Random())
+        await node.load(lambda: (engine, FakeCodec() if shard.start == 0 else None))
+        node.ready = True
+        announcer.measured(engine.measure())
+        run_file = write_run_file(home / "run", "node", args.name, site.url)
+        stack.callback(run_file.unlink, missing_ok=True)
+        node.tasks.start(announcer.run(), "announce")
+        await stop.wait()
+        await announcer.leave()
+        await node.drain()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("--name", "--shard", "--tracker"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--advertise", default="")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--kv-budget", type=int, default=KV_BUDGET)
+    parser.add_argument("--step-ms", type=float, default=2.0)
+    args = parser.parse_args()
+    logs.configure("INFO")
+    return run(lambda stop: serve_until(stop, args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
