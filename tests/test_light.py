@@ -41,5 +41,7 @@ def test_up_node_without_the_extra_names_the_install_command() -> None:
 
 def test_help_and_status_import_neither_textual_nor_torch() -> None:
     script = "import sys\nimport meshnet.cli.__main__\nbad = [m for m in ('textual', 'torch') if m in sys.modules]\n"
-    done = subprocess.run([sys.executable, "-c", script + "sys.exit(' '.join(bad) or 0)"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script + "sys.exit(' '.join(bad) or 0)"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
