@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyte
 import pytest
 
 from meshnet.bench._canned_tracker import CannedTracker
 from meshnet.bench._terminal import Terminal
 from meshnet.bench.console import console_words, without_clock
+from tests.tui.terminal_text import screen_of
 
 RESTORED = (b"\x1b[?1049l", b"\x1b[?25h")
 """Leave the alternate screen, show the cursor."""
@@ -32,15 +32,6 @@ def tracker() -> Iterator[CannedTracker]:
 def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     home = {"MESHNET_HOME": str(tmp_path), "TERM": "xterm-256color", "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
     return home | more
-
-
-def screen_of(terminal: Terminal) -> str:
-    """What the operator sees."""
-    screen = pyte.Screen(terminal.columns, terminal.lines)
-    stream = pyte.ByteStream(screen)
-    # pyte does not know synchronised output and the kitty protocol; a terminal that does shows nothing of them.
-    stream.feed(re.sub(rb"\x1b\[[?<>=][0-9;]*[a-z]|\x1b\[[<>=][0-9;]*[uq]", b"", bytes(terminal.written)))
-    return "\n".join(screen.display)
 
 
 @pytest.mark.slow

@@ -1,0 +1,167 @@
+"""A tour of the console on a real mesh, over a pseudo-terminal: ``python -m tests.tui.tour HOME OUT``.
+
+HOME is the home of a running mesh (``MESHNET_HOME=HOME meshnet up``) whose tracker this may kill and start again. Each
+step asserts what an operator must see and writes the screen as text to OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from meshnet.bench._terminal import Terminal
+from tests.tui.terminal_text import screen_of
+
+PATIENCE_S = 60.0
+
+
+class Tour:
+    """One console on one mesh."""
+
+    def __init__(self, home: Path, out: Path) -> None:
+        self.home, self.out = home, out
+        self.run = json.loads((home / "run" / "tracker.json").read_text())
+        environ = {"MESHNET_HOME": str(home), "TERM": "xterm-256color", "PATH": os.environ["PATH"]}
+        environ["LANG"] = os.environ.get("TOUR_LANG", "C.UTF-8")
+        self.terminal = Terminal([sys.executable, "-m", "tui"], environ, 120, 40)
+
+    def see(self, words: str, seconds: float = PATIENCE_S) -> float:
+        """Wait until the screen shows ``words``; returns how long that took."""
+        began = time.monotonic()
+        while words not in screen_of(self.terminal):
+            if time.monotonic() - began > seconds:
+                raise AssertionError(f"{words!r} did not come within {seconds} s:\n{screen_of(self.terminal)}")
+            self.terminal.read_for(0.1)
+        return time.monotonic() - began
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.terminal.send(key)
+            self.terminal.read_for(0.5)
+
+    def keep(self, name: str) -> None:
+        text = "\n".join(line.rstrip() for line in screen_of(self.terminal).splitlines()).rstrip() + "\n"
+        (self.out / f"{name}.txt").write_text(text)
+        print(f"{name}: ok", flush=True)
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(self.run["url"] + path, timeout=5) as answer:
+            return json.load(answer)
+
+    def sessions(self) -> int:
+        """Open sessions of all nodes, asked of the nodes themselves."""
+        found = 0
+        for node in self.ask("/v1/nodes")["nodes"]:
+            with urllib.request.urlopen(node["url"] + "/v1/status", timeout=5) as answer:
+                found += json.load(answer)["sessions"]
+        return found
+
+
+def walk(tour: Tour) -> None:
+    tour.see("policy")
+    tour.press("6")
+    for question in ("What is the capital of France?", "Name a colour.", "Say hello.", "Count to five.", "What is ice?"):
+        tour.terminal.send(question + "\r")
+        tour.see("streaming", 20)
+        tour.see("ask the mesh")
+        until(lambda: "streaming" not in screen_of(tour.terminal), tour, PATIENCE_S)
+        tour.terminal.read_for(1.0)
+    tour.keep("chat")
+    tour.press("\x1b", "1")
+    tour.see("+ proven")
+    tour.terminal.read_for(5)
+    tour.keep("routing")
+    for key, name, words in (
+        ("2", "calls", "TTFT"), ("3", "nodes", "BENCH"), ("4", "layers", "held by no node: none"),
+        ("5", "models", "requests a minute"), ("7", "events", "call.finished"),
+    ):  # fmt: skip
+        tour.press(key)
+        tour.see(words)
+        tour.keep(name)
+    tour.press("1", "c")
+    tour.see("pinned")
+    tour.terminal.send("What is a shard?\r")
+    until(lambda: "  stop" in screen_of(tour.terminal) or "  length" in screen_of(tour.terminal), tour, PATIENCE_S * 2)
+    tour.terminal.read_for(5)
+    tour.keep("pinned")
+    tour.press("\x1b", "N", "1", "b")
+    tour.see("B auto")
+    tour.terminal.send("Name three fruits.\r")
+    until(lambda: "x as fast" in screen_of(tour.terminal), tour, PATIENCE_S * 3)
+    tour.terminal.read_for(5)
+    tour.keep("race")
+
+
+def stop_a_stream(tour: Tour) -> None:
+    """Esc on a long answer: within a second no node holds a session of it."""
+    tour.press("\x1b", "b", "N", "i")
+    tour.terminal.send("Write a very long story about a lighthouse keeper and the sea.\r")
+    until(lambda: tour.sessions() > 0, tour, 30)
+    tour.terminal.read_for(3)
+    tour.terminal.send("\x1b")
+    began = time.monotonic()
+    until(lambda: tour.sessions() == 0, tour, 5)
+    took = time.monotonic() - began
+    print(f"no session left after {took:.2f} s")
+    assert took < 1.5, took
+    tour.see("stopped")
+    tour.keep("stopped")
+
+
+def until(check: Any, tour: Tour, seconds: float) -> None:
+    began = time.monotonic()
+    while not check():
+        if time.monotonic() - began > seconds:
+            raise AssertionError(f"not within {seconds} s:\n{screen_of(tour.terminal)}")
+        tour.terminal.read_for(0.1)
+
+
+def kill_the_tracker(tour: Tour) -> None:
+    """FROZEN within 8 s, and live again within 8 s of the tracker's return."""
+    tour.press("\x1b", "1")
+    tour.see("live")
+    os.kill(tour.run["pid"], signal.SIGKILL)
+    print(f"FROZEN after {tour.see('FROZEN', 8.5):.1f} s")
+    tour.terminal.read_for(6)
+    tour.keep("frozen")
+    port = tour.run["url"].rpartition(":")[2]
+    words = [sys.executable, "-m", "daemons.tracker", "--port", port, "--name", "tracker"]
+    environ = {**os.environ, "MESHNET_HOME": str(tour.home)}
+    with (tour.home / "tracker-again.log").open("ab") as log:
+        subprocess.Popen(words, env=environ, stdout=log, stderr=log, start_new_session=True)
+    until(lambda: answers(tour), tour, 30)
+    print(f"live again {tour.see('live', 8.5):.1f} s after the tracker answered")
+    tour.see("nodes 3/3", 30)
+    tour.terminal.read_for(5)
+    tour.keep("recovered")
+
+
+def answers(tour: Tour) -> bool:
+    try:
+        tour.ask("/healthz")
+    except OSError:
+        return False
+    return True
+
+
+def main(home: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tour = Tour(home, out)
+    with tour.terminal as terminal:
+        walk(tour)
+        stop_a_stream(tour)
+        kill_the_tracker(tour)
+        terminal.send("q")
+        assert terminal.wait(10) == 0
+    print("quit: ok")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
