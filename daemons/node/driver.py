@@ -88,6 +88,13 @@ class Driver:
         if generation is not None and generation.tracker is link:
             self._end(generation, None, order.reason or "cancelled")
 
+    def on_probe(self, link: Link, ask: Probe) -> None:
+        """The tracker asks whether the head still has its answer in hand; where in the ring it is stuck, and whose
+        fault that is, the head finds out by itself."""
+        generation = self._running.get((ask.session, ask.attempt))
+        known = generation is not None and generation.tracker is link
+        self._tell(link, Probed(session=ask.session, attempt=ask.attempt, known=known, computing=known))
+
     # ---- one answer
 
     async def _run(self, generation: Generation) -> None:
@@ -329,7 +336,7 @@ class Driver:
         if generation.task is not None and generation.task is not asyncio.current_task():
             generation.task.cancel()
 
-    def _tell(self, link: Link, message: Delta | Finished | Failed | Cancel | Close | Probe) -> None:
+    def _tell(self, link: Link, message: Delta | Finished | Failed | Cancel | Close | Probe | Probed) -> None:
         try:
             link.post(message)
         except NodeFailed:

@@ -136,6 +136,8 @@ class Node:
                 self.hops.on_open(link, message)
             case Opened():
                 self.driver.on_opened(link, message)
+            case Probe() if link.peer.role == "tracker":
+                self.driver.on_probe(link, message)
             case Probe():
                 self.hops.on_probe(link, message)
             case Probed():

@@ -25,7 +25,7 @@ from meshnet.domain.ids import Wallet, make_node_id
 from meshnet.domain.shards import parse_shard
 from meshnet.wire import api
 from meshnet.wire.frames import Hidden
-from meshnet.wire.messages import Cancel, Delta, Failed, Finished, Generate, Hello, HopMessage
+from meshnet.wire.messages import Cancel, Delta, Failed, Finished, Generate, Hello, HopMessage, Probe, Probed
 from tests.mesh.fake_engine import FakeCodec, FakeEngine, facts
 
 T = TypeVar("T")
@@ -124,6 +124,7 @@ class Mesh:
         self._http = http
         self._answers: dict[tuple[int, int], Answer] = {}
         self._numbers = itertools.count(1)
+        self._probed: asyncio.Future[Probed]
         self.model = facts()
         self.nodes: list[RunningNode] = []
         self.hello = Hello(peer_id="tracker.test", role="tracker", boot="boot-tracker", wire_version=api.WIRE_VERSION)
@@ -215,6 +216,12 @@ class Mesh:
         assert link is not None
         link.post(Cancel(session, attempt, "client gone"))
 
+    async def probe(self, running: RunningNode, session: int, attempt: int = 0) -> bool:
+        """Ask as the tracker does whether this node has the answer in hand."""
+        self._probed = asyncio.get_running_loop().create_future()
+        (await self.links.to(running.node_id, running.site.url)).post(Probe(session, attempt, step=0))
+        return (await asyncio.wait_for(self._probed, WAIT_S)).known
+
     async def kill(self, running: RunningNode) -> None:
         """As kill -9 looks to the others: every socket closes and not a word is said."""
         for session in running.node.sessions:
@@ -232,6 +239,9 @@ class Mesh:
                 await asyncio.sleep(0.005)
 
     def _on_message(self, link: Link, message: Hidden | msgspec.Struct) -> None:
+        if isinstance(message, Probed):
+            self._probed.set_result(message)
+            return
         assert isinstance(message, Delta | Finished | Failed), message
         answer = self._answers[(message.session, message.attempt)]
         if isinstance(message, Delta):

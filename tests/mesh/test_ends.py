@@ -193,3 +193,15 @@ async def test_draining_nodes_say_so() -> None:
         failed = await (await mesh.ask(mesh.route(*nodes))).failed()
         assert (failed.code, failed.culprit) == ("draining", nodes[1].node_id)
         await mesh.all_free()
+
+
+async def test_head_tells_its_tracker_alone_that_it_has_an_answer_in_hand() -> None:
+    async with open_mesh() as mesh:
+        nodes = await ring(mesh)
+        answer = await mesh.ask(mesh.route(*nodes), max_tokens=LONG)
+        await answer.tokens(2)
+        assert await mesh.probe(nodes[0], 1)
+        assert not await mesh.probe(nodes[0], 99)
+        assert not await mesh.probe(nodes[1], 1)
+        mesh.cancel(mesh.route(*nodes), 1)
+        await mesh.all_free()
