@@ -10,11 +10,10 @@ from daemons.tracker import respond, routing_views, views
 from daemons.tracker.feed import feed
 from daemons.tracker.metrics import CONTENT_TYPE
 from daemons.tracker.parts import Tracker
-from daemons.tracker.stats import stats
 from meshnet.domain.errors import InvalidRequest, Overloaded
 from meshnet.wire import api
 from meshnet.wire.decode import decode_json
-from meshnet.wire.demand import AssignmentRequest
+from meshnet.wire.demand import AssignmentRequest, GossipMessage
 from meshnet.wire.messages import Health, HeartbeatRequest, HeartbeatResponse, RegisterRequest, RegisterResponse
 from meshnet.wire.openai import parse_chat_request
 from meshnet.wire.routing import ExplainRequest
@@ -42,6 +41,8 @@ class Handlers:
             web.get(api.ROUTING, self.routing, allow_head=False),
             web.post(api.EXPLAIN, self.explain),
             web.get(api.STATS, self.stats, allow_head=False),
+            web.post(api.GOSSIP, self.gossip),
+            web.get(api.USAGE, self.usage, allow_head=False),
             web.get(api.CALLS, self.calls, allow_head=False),
             web.get(api.CALL, self.call, allow_head=False),
             web.get(api.EVENTS, self.follow, allow_head=False),
@@ -79,7 +80,7 @@ class Handlers:
 
     async def nodes(self, request: web.Request) -> web.Response:
         tracker = self._tracker
-        return json_response(views.nodes(tracker.fleet, tracker.planner, tracker.clock.now()))
+        return json_response(views.nodes(tracker.fleet, tracker.planner, tracker.supply.claims, tracker.clock.now()))
 
     async def assign(self, request: web.Request) -> web.Response:
         wanted = decode_json(await _control_body(request), AssignmentRequest)
@@ -102,14 +103,22 @@ class Handlers:
         tracker = self._tracker
         wanted = decode_json(await _control_body(request), ExplainRequest)
         views.model(tracker.fleet, wanted.model, tracker.started)
-        plan = tracker.planner.explain(wanted.model, pin=wanted.route, policy=wanted.route_policy)
+        plan = tracker.planner.explain(wanted.model, pin=wanted.route, policy=wanted.route_policy, seed=wanted.seed)
         return json_response(
             routing_views.explain(tracker.fleet, tracker.planner, wanted.model, plan, wanted.route_policy)
         )
 
     async def stats(self, request: web.Request) -> web.Response:
-        tracker = self._tracker
-        return json_response(stats(tracker.demand, tracker.started, tracker.clock.wall()))
+        return json_response(self._tracker.supply.stats())
+
+    async def gossip(self, request: web.Request) -> web.Response:
+        body = await _body(request, api.MAX_GOSSIP_BODY_BYTES)
+        return json_response(self._tracker.supply.gossip.answer(decode_json(body, GossipMessage)))
+
+    async def usage(self, request: web.Request) -> web.Response:
+        limit = _int_query(request, "limit")
+        shown = DEFAULT_PAGE if limit is None else limit
+        return json_response(self._tracker.supply.usage.response(request.query.get("model"), shown))
 
     async def calls(self, request: web.Request) -> web.Response:
         query = request.query
@@ -158,10 +167,14 @@ async def open_site(tracker: Tracker, host: str, port: int) -> Site:
 
 
 async def _control_body(request: web.Request) -> bytes:
+    return await _body(request, api.MAX_CONTROL_BODY_BYTES)
+
+
+async def _body(request: web.Request, most_bytes: int) -> bytes:
     body = await request.read()
-    if len(body) > api.MAX_CONTROL_BODY_BYTES:
+    if len(body) > most_bytes:
         raise InvalidRequest(
-            f"The body has {len(body)} bytes; at most {api.MAX_CONTROL_BODY_BYTES} are taken here.",
+            f"The body has {len(body)} bytes; at most {most_bytes} are taken here.",
             code="body_too_large",
         )
     return body

@@ -185,6 +185,7 @@ class ChatService:
         attempt = Try(len(call.tries) + 1, plan, self.now())
         call.tries.append(attempt)
         data = {"mode": decision.mode, "signature": decision.signature, "attempt": attempt.number}
+        self._metrics.decided(plan)
         self._tell(call, "call.routed", decision.why, data=data)
         with self._planner.reserve(plan):
             try:
@@ -197,7 +198,7 @@ class ChatService:
             finally:
                 attempt.cancelled = attempt.ended is None
                 attempt.ended_at = self.now()
-                self._planner.observe(outcome_of(call, attempt))
+                self._planner.observe(outcome_of(call, attempt), plan)
         log.info(
             "attempt ended call=%s attempt=%d kind=%s code=%s culprit=%s tokens=%d",
             call.call_id,

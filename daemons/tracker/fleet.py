@@ -70,6 +70,8 @@ class Fleet:
     def __init__(self, now: Callable[[], float], heartbeat_s: float = HEARTBEAT_INTERVAL_S) -> None:
         self._now = now
         self.heartbeat_s = heartbeat_s
+        self.version = 0
+        """Rises whenever something changes that routing reads of a node (its age apart)."""
         self._leases: dict[NodeId, Lease] = {}
         self._by_wallet: dict[Wallet, NodeId] = {}
         self._epochs: dict[Wallet, int] = {}
@@ -126,6 +128,8 @@ class Fleet:
             heard_at=self._now(),
         )
         self._leases[node.node_id] = updated = Lease(node, lease.claim, _keep_measures(lease.beat, beat))
+        if _work(node) != _work(lease.node):
+            self.version += 1
         if node.state != lease.node.state:
             self._tell(Change("changed", node, f"{lease.node.state} -> {node.state}", topology=False))
         return updated
@@ -178,6 +182,7 @@ class Fleet:
         return self._departed.get(ModelKey(model_key))
 
     def _tell(self, change: Change) -> None:
+        self.version += 1
         node = change.node
         log.info(
             "node %s node=%s name=%s model=%s shard=%s epoch=%d state=%s reason=%s",
@@ -238,6 +243,11 @@ def _keep_measures(before: HeartbeatRequest | None, beat: HeartbeatRequest) -> H
     names = ("benchmark_tokens_per_sec", "benchmark_batch8_tokens_per_sec", "prefill_tokens_per_sec")
     kept = {name: getattr(before, name) for name in names if getattr(beat, name) is None}
     return msgspec.structs.replace(beat, **kept)
+
+
+def _work(node: Node) -> tuple[str, int, float]:
+    """What a heartbeat changes that routing reads."""
+    return node.state, node.queue_depth, node.benchmark_tokens_per_sec
 
 
 def _place(node: Node) -> tuple[NodeId, ModelKey, Revision, int, str]:

@@ -9,10 +9,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from daemons.tracker.fleet import Fleet
+from daemons.tracker.planner import Plan
 from meshnet.wire.routing import CallMessage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # From a fast hop on loopback to a long prompt on an old machine.
+_DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+# From cached candidates to a cold search of a thousand nodes.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -30,6 +33,18 @@ class Metrics:
         self._ttft = Histogram(
             "meshnet_first_token_seconds", "Arrival to first text.", buckets=_SECONDS, registry=self._registry
         )
+        self._decisions = Counter(
+            "meshnet_route_decisions",
+            "Routes chosen, one an attempt.",
+            ["model", "mode", "policy"],
+            registry=self._registry,
+        )
+        self._decision_s = Histogram(
+            "meshnet_route_decision_seconds",
+            "To choose a route, candidates included.",
+            buckets=_DECISION_SECONDS,
+            registry=self._registry,
+        )
         self._registry.register(_Gauges(fleet, running))
 
     def demand(self, model_key: str) -> None:
@@ -37,6 +52,11 @@ class Metrics:
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
+
+    def decided(self, plan: Plan) -> None:
+        decision = plan.decision
+        self._decisions.labels(decision.route.model_key, decision.mode, decision.policy).inc()
+        self._decision_s.observe(plan.took_s)
 
     def ended(self, call: CallMessage) -> None:
         self._calls.labels(call.model_key, call.outcome, call.mode or "none").inc()

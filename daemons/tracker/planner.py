@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.health import Health
-from meshnet.domain.candidates import Candidate
+from daemons.tracker.proposals import Proposals
+from meshnet.domain.candidates import Candidate, make_candidate
 from meshnet.domain.errors import NoRoute
 from meshnet.domain.ids import ModelKey, NodeId
+from meshnet.domain.left_out import LeftOut, left_out
 from meshnet.domain.nodes import Node
 from meshnet.domain.policies import make_policy, propose
 from meshnet.domain.policies.memory import RoutingMemory
-from meshnet.domain.routes import pinned_route, select_route
+from meshnet.domain.routes import Route, pinned_route, select_route
 from meshnet.domain.routing import ArmRow, Decision, Outcome, Policy, RoutingConfig, TopologyChange
 from meshnet.domain.routing_stats import Reputation
 
@@ -38,7 +40,17 @@ class Plan:
     decision: Decision
     epoch: int
     """The model's topology epoch when it was made."""
-    loads: tuple[int, ...] = ()
+    chosen: Candidate
+    """The route with its hops' loads, reputations and claimed speeds of that moment."""
+    candidates: tuple[Candidate, ...] = ()
+    """What the policy chose from; empty where no policy was asked."""
+    took_s: float = 0.0
+    """To decide."""
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Along the route's hops."""
+        return self.chosen.loads
 
 
 class Planner:
@@ -52,8 +64,9 @@ class Planner:
         now: Callable[[], float],
         learning: bool = True,
         on_health: Callable[[NodeId, str, str], None] = lambda node_id, kind, why: None,
+        log: Callable[[Plan, Outcome], None] = lambda plan, outcome: None,
     ) -> None:
-        """``on_health`` hears of nodes "ejected" and "returned"."""
+        """``on_health`` hears of nodes "ejected" and "returned", ``log`` of every decision with what came of it."""
         self._fleet = fleet
         self._rng = rng
         self._now = now
@@ -63,6 +76,8 @@ class Planner:
         self.health = Health(now, rng)
         self.learning = learning
         self._on_health = on_health
+        self._log = log
+        self._proposals = Proposals()
         self._policies: dict[str, Policy] = {}
         self._outcomes = 0
         self._in_flight: Counter[NodeId] = Counter()
@@ -71,22 +86,36 @@ class Planner:
 
     def plan(self, model_key: str, *, pin: Collection[str] = (), policy: str | None = None, avoid: Avoid = ()) -> Plan:
         """The route for one request now. Raises NoRoute naming uncovered layers, BadPin, InvalidRequest (policy)."""
-        nodes = self.nodes(model_key)
-        if pin:
-            return self._pinned(model_key, nodes, list(pin))
+        began = self._now()
+        plan = self._decide(model_key, list(pin), policy, avoid, self._rng, keep=True)
+        return replace(plan, took_s=max(self._now() - began, 0.0))
+
+    def explain(
+        self, model_key: str, *, pin: Collection[str] = (), policy: str | None = None, seed: int | None = None
+    ) -> Plan:
+        """The decision ``plan`` would make with the dice as they lie, or with those of ``seed``. Changes nothing."""
+        dice = Random(seed)
+        if seed is None:
+            dice.setstate(self._rng.getstate())
+        return self._decide(model_key, list(pin), policy, (), dice, keep=False)
+
+    def _decide(
+        self, model_key: str, pin: list[str], policy: str | None, avoid: Avoid, rng: Random, *, keep: bool
+    ) -> Plan:
         chooser = self._policy(policy)
-        usable = self._usable(nodes, avoid)
-        candidates = self._propose(chooser, usable, model_key) if self.learning or policy else []
+        if pin:
+            return self._pinned(model_key, self.nodes(model_key), pin)
+        candidates = self._candidates(chooser, model_key, avoid, keep=keep) if self.learning or policy else ()
         if not candidates:
-            return self._greedy(model_key, usable)
-        decision = chooser.choose(candidates, self._now(), self._rng)
-        chosen = next((c for c in candidates if c.signature == decision.signature), None)
-        return Plan(decision, self.epoch(model_key), chosen.loads if chosen else ())
+            return self._greedy(model_key, self._usable(self.nodes(model_key), avoid))
+        decision = chooser.choose(candidates, self._now(), rng)
+        chosen = next(c for c in candidates if c.signature == decision.signature)
+        return Plan(decision, self.epoch(model_key), chosen, candidates)
 
     def _pinned(self, model_key: str, nodes: list[Node], pin: list[str]) -> Plan:
         route = pinned_route(nodes, ModelKey(model_key), pin)
         decision = Decision(route, route.signature, "pinned", "the request names this route", "pinned")
-        return Plan(decision, self.epoch(model_key))
+        return self._certain(decision, route, nodes)
 
     def _greedy(self, model_key: str, usable: list[Node]) -> Plan:
         if not any(node.state == "ready" for node in usable):
@@ -96,7 +125,11 @@ class Planner:
         decision = Decision(
             route, route.signature, "greedy-fallback", f"{why}: furthest-reaching hops, fastest first", "greedy"
         )
-        return Plan(decision, self.epoch(model_key))
+        return self._certain(decision, route, usable)
+
+    def _certain(self, decision: Decision, route: Route, nodes: Sequence[Node]) -> Plan:
+        chosen = make_candidate(route, {node.node_id: node for node in nodes})
+        return Plan(decision, self.epoch(route.model_key), chosen)
 
     def _nothing_ready(self, model_key: str, usable: list[Node]) -> NoRoute:
         known = [*self._fleet.nodes(model_key), *filter(None, (self._fleet.last_seen(model_key),))]
@@ -129,11 +162,14 @@ class Planner:
 
     def nodes(self, model_key: str | None = None) -> list[Node]:
         """Live nodes with what is in flight on them and how they fared."""
-        now = self._now()
-        return [
-            replace(node, in_flight=self._in_flight[node.node_id], reputation=self.reputation.value(node.wallet, now))
-            for node in self._fleet.nodes(model_key)
-        ]
+        return [self._as_now(node) for node in self._fleet.nodes(model_key)]
+
+    def _as_now(self, node: Node) -> Node:
+        in_flight = self._in_flight.get(node.node_id, 0)
+        reputation = self.reputation.value(node.wallet, self._now())
+        if (in_flight, reputation) == (node.in_flight, node.reputation):
+            return node
+        return replace(node, in_flight=in_flight, reputation=reputation)
 
     @contextlib.contextmanager
     def reserve(self, plan: Plan) -> Iterator[None]:
@@ -148,22 +184,31 @@ class Planner:
                 if self._in_flight[node_id] <= 0:
                     del self._in_flight[node_id]
 
+    def now(self) -> float:
+        """Monotonic seconds, as every age here is counted."""
+        return self._now()
+
     def in_flight(self, node_id: str) -> int:
         return self._in_flight.get(NodeId(node_id), 0)
 
-    def observe(self, outcome: Outcome) -> None:
-        """What an attempt taught: of the route to the policies, of its nodes to their reputation and health."""
+    def observe(self, outcome: Outcome, plan: Plan | None = None) -> None:
+        """What an attempt taught: of the route to the policies, of its nodes to their reputation and health. With its
+        ``plan`` it goes into the decision log too."""
         self.memory.observe(outcome)
         self._outcomes += 1
+        if plan is not None:
+            self._log(plan, outcome)
         if outcome.status in ("ok", "rerouted") and outcome.completion_tokens:
             for node_id in outcome.route.node_ids:
                 self.reputation.observe(_wallet(node_id), True, outcome.finished_at)
                 if self.health.succeeded(_wallet(node_id)):
+                    self._proposals.forget()
                     self._on_health(node_id, "returned", "a request went through")
         elif outcome.status == "failed" and outcome.failed_node is not None:
             self._failed(outcome.failed_node, outcome)
 
     def _failed(self, node_id: NodeId, outcome: Outcome) -> None:
+        self._proposals.forget()
         self.reputation.observe(_wallet(node_id), False, outcome.finished_at)
         ejected_s = self.health.failed(_wallet(node_id), broke_stream=outcome.first_token_at is not None)
         if ejected_s is not None:
@@ -177,21 +222,37 @@ class Planner:
         """What is learned of each candidate; changes nothing."""
         return self._policy(policy).table(self.candidates(model_key, policy), self._now())
 
-    def candidates(self, model_key: str, policy: str | None = None) -> list[Candidate]:
-        return self._propose(self._policy(policy), self._usable(self.nodes(model_key), ()), model_key)
+    def candidates(self, model_key: str, policy: str | None = None) -> tuple[Candidate, ...]:
+        return self._candidates(self._policy(policy), model_key, (), keep=False)
 
-    def _propose(self, chooser: Policy, usable: list[Node], model_key: str) -> list[Candidate]:
+    def _candidates(self, chooser: Policy, model_key: str, avoid: Avoid, *, keep: bool) -> tuple[Candidate, ...]:
         """ADR-0021's candidates for adr, the k best by what is learned for the others. What turns with every outcome
-        is which of the nodes on none of the best get a candidate all the same."""
-        return propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes)
+        is which of the nodes on none of the best get a candidate all the same. ``keep`` them for the next choices."""
+        key = (model_key, chooser.name, self._fleet.version, frozenset(self._in_flight.items()))
+        kept = self._proposals.get(key, self._now()) if not avoid else None
+        if kept is not None:
+            return kept
+        usable = self._usable(self.nodes(model_key), avoid)
+        found = tuple(propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes))
+        if keep and not avoid:
+            self._proposals.keep(key, found, self._now())
+        return found
 
-    def explain(self, model_key: str, *, pin: Collection[str] = (), policy: str | None = None) -> Plan:
-        """The decision ``plan`` would make, with the dice as they lie; they are put back."""
-        state = self._rng.getstate()
-        try:
-            return self.plan(model_key, pin=pin, policy=policy)
-        finally:
-            self._rng.setstate(state)
+    def left_out(self, model_key: str, candidates: Sequence[Candidate]) -> list[LeftOut]:
+        """Every live node of the model that none of the candidates uses, and why; by node_id."""
+        nodes = self.nodes(model_key)
+        usable = self._usable(nodes, ())
+        kept = {node.node_id for node in usable}
+        doubted = [LeftOut(node.node_id, self._why_doubted(node)) for node in nodes if node.node_id not in kept]
+        found = [*doubted, *left_out(usable, ModelKey(model_key), candidates)]
+        return sorted(found, key=lambda row: row.node_id)
+
+    def _why_doubted(self, node: Node) -> str:
+        if self._fleet.is_suspect(node):
+            return f"it missed {self._fleet.missed(node)} heartbeats"
+        if self.health.state(node.wallet) == "half-open":
+            return "it failed and is on trial with one request"
+        return f"it failed and is ejected for another {self.health.ejected_for_s(node.wallet):.0f} s"
 
     def tick(self) -> None:
         """Forget what nobody measured for a day."""
@@ -205,6 +266,7 @@ class Planner:
         return self._policies[name]
 
     def _on_change(self, change: Change) -> None:
+        self._proposals.forget()
         if change.new_process:
             self.health.restarted(change.node.wallet)
         if change.topology:

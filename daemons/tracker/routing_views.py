@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from daemons.tracker.fleet import Fleet
 from daemons.tracker.planner import Plan, Planner
 from daemons.tracker.views import known_keys
 from meshnet.domain.ids import ModelKey, NodeId
-from meshnet.domain.nodes import Node
-from meshnet.domain.routes import Hop
+from meshnet.domain.routes import Hop, parse_signature
 from meshnet.domain.routing import ArmRow
 from meshnet.wire.routing import (
     CandidateMessage,
@@ -20,6 +19,12 @@ from meshnet.wire.routing import (
     RoutingModel,
     RoutingResponse,
 )
+
+Names = Mapping[NodeId, str]
+"""node_id -> what its owner calls it, for display."""
+
+MAX_REMEMBERED = 200
+"""Arms shown beside the candidates; a table beyond it is read by nobody."""
 
 
 def routing(fleet: Fleet, planner: Planner, model_key: str | None) -> RoutingResponse:
@@ -39,21 +44,21 @@ def routing(fleet: Fleet, planner: Planner, model_key: str | None) -> RoutingRes
 
 def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey) -> RoutingModel:
     rows = planner.table(model_key)
+    names = {node.node_id: node.name for node in fleet.nodes()}
     return RoutingModel(
         model_key=model_key,
         topology_epoch=planner.epoch(model_key),
-        candidates=_candidates(rows, fleet),
-        left_out=_left_out(rows, fleet, planner, model_key),
+        candidates=(*_candidates(rows, names, planner), *_remembered(rows, names, planner, model_key)),
+        left_out=_left_out(rows, planner, model_key),
         dropped_samples=planner.memory.arms.dropped,
     )
 
 
-def _candidates(rows: Sequence[ArmRow], fleet: Fleet) -> tuple[CandidateMessage, ...]:
-    names = {node.node_id: node.name for node in fleet.nodes()}
-    return tuple(_candidate(row, names) for row in rows)
+def _candidates(rows: Sequence[ArmRow], names: Names, planner: Planner) -> tuple[CandidateMessage, ...]:
+    return tuple(_candidate(row, names, planner) for row in rows)
 
 
-def _candidate(row: ArmRow, names: Mapping[NodeId, str]) -> CandidateMessage:
+def _candidate(row: ArmRow, names: Names, planner: Planner) -> CandidateMessage:
     candidate = row.candidate
     return CandidateMessage(
         signature=candidate.signature,
@@ -66,6 +71,7 @@ def _candidate(row: ArmRow, names: Mapping[NodeId, str]) -> CandidateMessage:
         samples=row.samples,
         weight=row.mass,
         age_s=row.age_s,
+        stale_in_s=planner.memory.arms.fades_in_s(row.mass) if row.status == "proven" else None,
         predicted_tps=row.predicted_tps,
         reputation=candidate.reputation * row.success_share,
         ttft_s_per_prompt_token=row.ttft_s_per_prompt_token,
@@ -74,7 +80,33 @@ def _candidate(row: ArmRow, names: Mapping[NodeId, str]) -> CandidateMessage:
     )
 
 
-def route_hops(hops: Sequence[Hop], names: Mapping[NodeId, str], loads: Sequence[int] = ()) -> tuple[RouteHop, ...]:
+def _remembered(
+    rows: Sequence[ArmRow], names: Names, planner: Planner, model_key: ModelKey
+) -> Iterator[CandidateMessage]:
+    """Arms that were measured and are no candidate now (pinned ones, and those of nodes that left), best first."""
+    shown = {row.candidate.signature for row in rows}
+    arms = planner.memory.arms.known(model_key, planner.now())
+    others = [(signature, arm) for signature, arm in arms if signature not in shown and arm.tps is not None]
+    others.sort(key=lambda pair: (-(pair[1].tps or 0.0), pair[0]))
+    for signature, arm in others[:MAX_REMEMBERED]:
+        hops = [Hop(node_id, "", start, end) for node_id, start, end in parse_signature(signature)[1]]
+        yield CandidateMessage(
+            signature=signature,
+            hops=route_hops(hops, names),
+            status=arm.status,
+            prior_tps=0.0,
+            learned_tps=arm.tps,
+            samples=arm.samples,
+            weight=arm.mass,
+            age_s=arm.age_s,
+            reputation=arm.success_share,
+            ttft_s_per_prompt_token=arm.ttft_s_per_prompt_token,
+            decode_s_per_token=arm.decode_s_per_token,
+            current=False,
+        )
+
+
+def route_hops(hops: Sequence[Hop], names: Names, loads: Sequence[int] = ()) -> tuple[RouteHop, ...]:
     """``loads`` run along the hops; without them they are 0."""
     return tuple(
         RouteHop(
@@ -90,12 +122,13 @@ def route_hops(hops: Sequence[Hop], names: Mapping[NodeId, str], loads: Sequence
 
 def explain(fleet: Fleet, planner: Planner, model_key: str, plan: Plan, policy: str | None) -> ExplainResponse:
     rows = planner.table(model_key, policy)
+    names = {node.node_id: node.name for node in fleet.nodes()}
     return ExplainResponse(
         model_key=model_key,
         topology_epoch=plan.epoch,
         decision=decision_message(plan),
-        candidates=_candidates(rows, fleet),
-        left_out=_left_out(rows, fleet, planner, model_key),
+        candidates=_candidates(rows, names, planner),
+        left_out=_left_out(rows, planner, model_key),
     )
 
 
@@ -112,20 +145,6 @@ def decision_message(plan: Plan) -> DecisionMessage:
     )
 
 
-def _left_out(rows: Sequence[ArmRow], fleet: Fleet, planner: Planner, model_key: str) -> tuple[tuple[str, str], ...]:
-    used = {node_id for row in rows for node_id in row.candidate.route.node_ids}
-    return tuple(
-        (node.node_id, _why_left_out(node, fleet, planner))
-        for node in sorted(fleet.nodes(model_key), key=lambda node: node.node_id)
-        if node.node_id not in used
-    )
-
-
-def _why_left_out(node: Node, fleet: Fleet, planner: Planner) -> str:
-    if node.state != "ready":
-        return f"it is {node.state}"
-    if fleet.is_suspect(node):
-        return f"it missed {fleet.missed(node)} heartbeats"
-    if planner.health.state(node.wallet) != "ok":
-        return f"it failed and is ejected for another {planner.health.ejected_for_s(node.wallet):.0f} s"
-    return "no candidate needs it: others reach further from every layer where it could be entered"
+def _left_out(rows: Sequence[ArmRow], planner: Planner, model_key: str) -> tuple[tuple[str, str], ...]:
+    found = planner.left_out(model_key, [row.candidate for row in rows])
+    return tuple((row.node_id, row.why) for row in found)

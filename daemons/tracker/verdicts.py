@@ -39,6 +39,7 @@ def outcome_of(call: Call, attempt: Try) -> Outcome:
         prompt_tokens=len(call.prompt_ids or ()),
         hop_timings=attempt.hop_timings,
         loads=plan.loads,
+        claimed_layer_s=plan.chosen.layer_s,
         failed_node=culprit,
     )
 

@@ -182,6 +182,14 @@ class RouteStatsStore:
             tries_mass=mass + arm.success.mass(now, self._half_life_s) * (1.0 - (arm.success.ratio or 0.0)),
         )
 
+    def known(self, model_key: str, now: float) -> list[tuple[str, ArmStats]]:
+        """Every arm of the model by signature, as it stands at ``now``."""
+        return [(signature, self.arm(key, signature, now)) for key, signature in self._arms if key == model_key]
+
+    def fades_in_s(self, mass: float) -> float:
+        """Until a mass falls below MIN_PROVEN_MASS if nothing is measured; 0 when it has."""
+        return self._half_life_s * math.log2(mass / MIN_PROVEN_MASS) if mass > MIN_PROVEN_MASS else 0.0
+
     def triple(self, model_key: str, signature: str) -> tuple[float, float, float] | None:
         """(value, mass, timestamp) as ``merge`` takes it; mass as of the timestamp."""
         arm = self._arms.get((model_key, signature))
