@@ -6,7 +6,7 @@ A call holds the tokens its attempts produced, so that the next one can go on fr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -44,14 +44,15 @@ class Try:
     cancelled: bool = False
     tokens: int = 0
     timed_tokens: int = 0
-    """Tokens whose deltas carried hop timings."""
+    """Decoded tokens whose deltas carried hop timings. The first delta's are the prompt's and are left out."""
     hop_us: list[list[int]] = field(default_factory=list)
 
     def add(self, delta: Delta, now: float) -> None:
+        is_first = self.first_at is None
         self.first_at = now if self.first_at is None else self.first_at
         self.last_at = now
         self.tokens += len(delta.token_ids)
-        if delta.hop_us:
+        if delta.hop_us and not is_first:
             self.timed_tokens += len(delta.token_ids)
             if len(self.hop_us) != len(delta.hop_us):
                 self.hop_us = [[0, 0] for _ in delta.hop_us]
@@ -83,7 +84,7 @@ class Try:
         )
 
     def _hops(self, names: Names) -> tuple[RouteHop, ...]:
-        """Times are the means of this attempt's tokens."""
+        """Times are the means of this attempt's decoded tokens."""
         hops = route_hops(self.plan.decision.route.hops, names, self.plan.loads)
         if len(self.hop_us) != len(hops) or not self.timed_tokens:
             return hops
@@ -168,7 +169,15 @@ class Call:
 class CallWall:
     """The last calls, running ones among them. Keeps figures of the ended ones, not their tokens."""
 
-    def __init__(self, now: Callable[[], float], max_calls: int, names: Callable[[], Names]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        max_calls: int,
+        names: Callable[[], Names],
+        on_closed: Callable[[Call, CallMessage], None] = lambda call, message: None,
+    ) -> None:
+        """``on_closed`` hears of each call that ended, with all its tokens."""
+        self._on_closed = on_closed
         self._now = now
         self._max_calls = max_calls
         self._names = names
@@ -188,7 +197,18 @@ class CallWall:
         message = self._ended[call.call_id] = call.message(self._now(), self._names())
         while len(self._ended) > self._max_calls:
             self._ended.popitem(last=False)
+        self._on_closed(call, message)
         return message
+
+    def restore(self, calls: Sequence[CallMessage], last_seq: int) -> None:
+        """Begin after ``last_seq`` with the calls of an earlier life, oldest first."""
+        self._seq = last_seq
+        for message in calls[-self._max_calls :]:
+            self._ended[CallId(message.call_id)] = message
+
+    @property
+    def last_seq(self) -> int:
+        return self._seq
 
     @property
     def running(self) -> list[Call]:
