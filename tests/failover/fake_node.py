@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ import aiohttp
 
 from daemons.kit import host, logs
 from daemons.kit.run import Stop, run, write_run_file
+from daemons.kit.signing import RequestSigner
 from daemons.kit.web import serve
 from daemons.node.announce import Advertised, Announcer
 from daemons.node.app import node_app, status_of
@@ -22,7 +24,7 @@ from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
 from daemons.node.slowed import SlowedEngine
 from daemons.node.wallet import open_wallet
-from meshnet.client.http import open_http
+from meshnet.client.http import Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.engine import ShardEngine
 from meshnet.domain.ids import make_node_id
@@ -61,7 +63,8 @@ async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
         said = Advertised(
             args.name, args.advertise or site.url, host.hardware_profile(folder), args.kv_budget, 1 << 30, 0, 0
         )
-        tracker = TrackerClient(client, args.tracker)
+        signer = RequestSigner(wallet.private, time.time, lambda: secrets.token_hex(16))
+        tracker = TrackerClient(client, args.tracker, Credentials(signer=signer))
         announcer = Announcer(node, tracker, wallet, said, lambda: 0, Random())
         await node.load(lambda: (engine, FakeCodec() if shard.start == 0 else None))
         node.ready = True

@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest
 
 POSITIONS = {"head": 0, "middle": 1, "tail": 2}
 SHARDS = ("0-9", "10-19", "20-29")
+NAMES = [f"{letter}{number}" for letter in "hmt" for number in (1, 2)]
 N_TOKENS = 24
+LONG = 150
+"""Tokens that take longer than a process takes to start."""
 MOMENTS = (1, 5, 20, N_TOKENS - 1)
 STEP_MS = ("--step-ms", "8")
 
@@ -26,18 +29,22 @@ STEP_MS = ("--step-ms", "8")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Two nodes for each third of the layers. Whoever breaks one mends it."""
     async with open_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
-        names = [f"{letter}{number}" for letter in "hmt" for number in (1, 2)]
-        for name in names:
+        for name in NAMES:
             await fleet.start_node(name, SHARDS["hmt".index(name[0])], *STEP_MS, wait=False)
-        await fleet.ready(names)
+        await fleet.ready(NAMES)
         yield fleet
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def tasks() -> AsyncIterator[Tasks]:
+async def tasks(fleet: Fleet) -> AsyncIterator[Tasks]:
+    """Afterwards the mesh is mended, whatever the test left of it."""
     tasks = Tasks("test")
     yield tasks
     await tasks.close()
+    dead = [name for name in NAMES if fleet.processes[name].is_dead]
+    for name in dead:
+        await fleet.restart(name)
+    await fleet.ready(dead)
 
 
 def assert_whole(told: Told, prompt: str, tokens: int = N_TOKENS) -> None:
@@ -61,8 +68,6 @@ async def test_kill_9_at_a_token(fleet: Fleet, tasks: Tasks, position: str, toke
     assert call.outcome == "ok" and call.completion_tokens == N_TOKENS
     if token < N_TOKENS - 1:  # At the very end the answer may win the race.
         assert call.reroutes >= 1 and call.attempts[0].culprit
-    await fleet.restart(victim)
-    await fleet.ready([victim])
     await fleet.all_free()
 
 
@@ -118,9 +123,6 @@ async def test_two_kills_in_one_answer(fleet: Fleet, tasks: Tasks) -> None:
     await fleet.kill(second)
     assert_whole(await listening.end(), prompt)
     assert (await last_call(fleet)).reroutes >= 2
-    for name in (first, second):
-        await fleet.restart(name)
-    await fleet.ready([first, second])
     await fleet.all_free()
 
 
@@ -132,18 +134,16 @@ async def tail_in_use(fleet: Fleet) -> str:
 async def test_kill_in_the_prefill_of_the_replay(fleet: Fleet, tasks: Tasks) -> None:
     """The spare that takes over dies in its first prefill, which is the replay's; the one after it answers."""
     prompt = "kill in the prefill of the replay"
-    listening = Listening(fleet.client, prompt, N_TOKENS, tasks)
+    listening = Listening(fleet.client, prompt, LONG, tasks)
     victim = await fleet.name_of((await listening.token(4)).victim(1))
     other = {"m1": "m2", "m2": "m1"}[victim]
     await fleet.kill(other)
     await fleet.start_node("fragile", SHARDS[1], *STEP_MS, fail="prefill:exit")
     await fleet.kill(victim)
     assert await fleet.ended("fragile") != 0
-    for name in (victim, other):
-        await fleet.restart(name)
-    assert_whole(await listening.end(), prompt)
+    await fleet.restart(victim)
+    assert_whole(await listening.end(), prompt, LONG)
     assert (await last_call(fleet)).reroutes >= 2
-    await fleet.ready([victim, other])
     await fleet.all_free()
 
 
@@ -155,8 +155,6 @@ async def test_spare_that_appears_in_time_goes_on(fleet: Fleet, tasks: Tasks) ->
         await fleet.kill(name)
     await fleet.restart("t2")
     assert_whole(await listening.end(), prompt)
-    await fleet.restart("t1")
-    await fleet.ready(["t1", "t2"])
     await fleet.all_free()
 
 
@@ -173,8 +171,6 @@ async def test_pinned_call_is_not_rerouted_and_names_the_node(fleet: Fleet, task
                 if heard.count(" ") == 3:
                     await fleet.kill("m1")
     assert whole("pin", 500).startswith(heard)
-    await fleet.restart("m1")
-    await fleet.ready(["m1"])
     await fleet.all_free()
 
 
