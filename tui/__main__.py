@@ -28,9 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the console to its end; returns the exit code."""
     given = _parser().parse_args(argv)
     flags = {
-        "tracker": given.tracker, "theme": given.theme, "mouse": given.mouse or None,
-        "ascii": given.ascii or None, "read_only": given.read_only or None,
-    }  # fmt: skip
+        "tracker": given.tracker,
+        "theme": given.theme,
+        "mouse": given.mouse or None,
+        "ascii": given.ascii or None,
+        "read_only": given.read_only or None,
+    }
     try:
         settings = tui_settings.load(os.environ, flags, Path(given.config) if given.config else None)
         if given.plain:

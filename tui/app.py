@@ -359,9 +359,10 @@ class ConsoleApp(App[None]):
         for owner in (self.main, view):
             for namespace, binding in _bindings_of(owner):
                 yield SystemCommand(
-                    f"{binding.description}", f"key {binding.key_display or binding.key}",
+                    f"{binding.description}",
+                    f"key {binding.key_display or binding.key}",
                     lambda action=binding.action, at=namespace: self.call_later(self.run_action, action, at),
-                )  # fmt: skip
+                )
 
 
 def _bindings_of(node: object) -> list[tuple[object, Binding]]:

@@ -60,10 +60,13 @@ class Turn:
                 return replace(self, answer=self.answer + piece.text, first_at=first, last_at=now, tokens=tokens)
             case ChatEnded():
                 return replace(
-                    self, finish=piece.finish_reason, tokens=piece.completion_tokens or self.tokens,
-                    prompt_tokens=piece.prompt_tokens, mode=piece.mode or self.mode,
+                    self,
+                    finish=piece.finish_reason,
+                    tokens=piece.completion_tokens or self.tokens,
+                    prompt_tokens=piece.prompt_tokens,
+                    mode=piece.mode or self.mode,
                     signature=piece.signature or self.signature,
-                )  # fmt: skip
+                )
 
     @property
     def is_running(self) -> bool:

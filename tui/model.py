@@ -167,7 +167,8 @@ def _route_changes(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
         elif was.status != row.status:
             yield f"route {name}: from {was.status} to {row.status}, {speed}"
         elif _moved(was.learned_tps, row.learned_tps):
-            yield f"route {name}: {numbers.tps(was.learned_tps)} to {speed}, expected share {numbers.percent(row.expected_share)}"
+            share = numbers.percent(row.expected_share)
+            yield f"route {name}: {numbers.tps(was.learned_tps)} to {speed}, expected share {share}"
     for signature in old.keys() - {row.signature for _, row in candidates(after)}:
         yield f"route {route_labels(before)[signature] if before else signature}: no candidate any more"
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from meshnet.wire.status import Snapshot
-from tui.draw.ascii import ascii_text
 from tui.draw import numbers
+from tui.draw.ascii import ascii_text
 from tui.model import changes
 from tui.poller import Poller
 

@@ -46,14 +46,31 @@ def nodes(count: int) -> tuple[NodeMessage, ...]:
         wallet = f"bench{i:03d}".ljust(20, "q")
         found.append(
             NodeMessage(
-                node_id=f"{wallet}.{start}-{end}", wallet=wallet, name=f"box-{i:02d}", url="http://127.0.0.1:1",
-                model_key=MODEL, revision="0123abcd", n_layers=N_LAYERS, shard_start=start, shard_end=end,
-                dtype="bfloat16", context_length=8192, epoch=1, state="ready", live=True, suspect=False,
-                heartbeat_age_s=2.0, joined_age_s=9_000.0, benchmark_tokens_per_sec=20.0 + i,
-                kv_budget_bytes=4 * GIB, kv_free_bytes=3 * GIB, memory_budget_bytes=24 * GIB, weights_bytes=12 * GIB,
+                node_id=f"{wallet}.{start}-{end}",
+                wallet=wallet,
+                name=f"box-{i:02d}",
+                url="http://127.0.0.1:1",
+                model_key=MODEL,
+                revision="0123abcd",
+                n_layers=N_LAYERS,
+                shard_start=start,
+                shard_end=end,
+                dtype="bfloat16",
+                context_length=8192,
+                epoch=1,
+                state="ready",
+                live=True,
+                suspect=False,
+                heartbeat_age_s=2.0,
+                joined_age_s=9_000.0,
+                benchmark_tokens_per_sec=20.0 + i,
+                kv_budget_bytes=4 * GIB,
+                kv_free_bytes=3 * GIB,
+                memory_budget_bytes=24 * GIB,
+                weights_bytes=12 * GIB,
                 hardware=HardwareMessage("AMD EPYC 7543", 32, 64, 128 * GIB, 60 * GIB),
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 
@@ -65,18 +82,29 @@ def candidates(rows: tuple[NodeMessage, ...], count: int, seed: int = 1) -> tupl
     for head in heads:
         for tail in tails:
             hops = tuple(
-                RouteHop(node_id=n.node_id, name=n.name, start_layer=n.shard_start, end_layer=n.shard_end, computing_us=9e3)
+                RouteHop(
+                    node_id=n.node_id, name=n.name, start_layer=n.shard_start, end_layer=n.shard_end, computing_us=9e3
+                )
                 for n in (head, tail)
-            )  # fmt: skip
+            )
             tps = rng.uniform(5, 45)
             found.append(
                 CandidateMessage(
                     signature=f"{MODEL} | {head.node_id}[{head.shard_start}-{head.shard_end}] -> "
                     f"{tail.node_id}[{tail.shard_start}-{tail.shard_end}]",
-                    hops=hops, status="proven", prior_tps=20.0, learned_tps=tps, spread_tps=1.0, coefficient=tps / 45,
-                    expected_share=1 / count, actual_share=1 / count, samples=100, weight=3.0, age_s=120.0,
+                    hops=hops,
+                    status="proven",
+                    prior_tps=20.0,
+                    learned_tps=tps,
+                    spread_tps=1.0,
+                    coefficient=tps / 45,
+                    expected_share=1 / count,
+                    actual_share=1 / count,
+                    samples=100,
+                    weight=3.0,
+                    age_s=120.0,
                 )
-            )  # fmt: skip
+            )
     return tuple(found[:count])
 
 
@@ -121,10 +149,13 @@ class CannedTracker:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application()
         for path, answer in (
-            (api.NODES, self._nodes), (api.MODELS, self._models), (api.COVERAGE, self._coverage),
-            (api.ROUTING, self._routing), (api.CALLS, lambda: CallsResponse(calls=())),
+            (api.NODES, self._nodes),
+            (api.MODELS, self._models),
+            (api.COVERAGE, self._coverage),
+            (api.ROUTING, self._routing),
+            (api.CALLS, lambda: CallsResponse(calls=())),
             (api.HEALTH, lambda: Health("ok", "bench")),
-        ):  # fmt: skip
+        ):
             app.router.add_get(path, self._json(answer))
         app.router.add_post(api.CHAT, self._chat)
         runner = web.AppRunner(app, access_log=None)
@@ -136,7 +167,7 @@ class CannedTracker:
         await self._stop.wait()
         await runner.cleanup()
 
-    def _json(self, answer: object):  # noqa: ANN202
+    def _json(self, answer: object):
         async def handle(_request: web.Request) -> web.Response:
             return web.Response(body=msgspec.json.encode(answer()), content_type="application/json")  # type: ignore[operator]
 
@@ -147,16 +178,28 @@ class CannedTracker:
         return NodesResponse(self.nodes)
 
     def _models(self) -> ModelsResponse:
-        model = ModelMessage(id=MODEL, created=0, n_layers=N_LAYERS, context_length=8192, nodes=len(self.nodes),
-                             coverage_deficit=0.0, ready=True)  # fmt: skip
+        model = ModelMessage(
+            id=MODEL,
+            created=0,
+            n_layers=N_LAYERS,
+            context_length=8192,
+            nodes=len(self.nodes),
+            coverage_deficit=0.0,
+            ready=True,
+        )
         return ModelsResponse((model,))
 
     def _coverage(self) -> CoverageResponse:
         held = [tuple(n.node_id for n in self.nodes if n.shard_start <= i <= n.shard_end) for i in range(N_LAYERS)]
         model = CoverageModel(
-            model_key=MODEL, n_layers=N_LAYERS, depths=tuple(map(len, held)), gaps=(), single=(), coverage_deficit=0.0,
+            model_key=MODEL,
+            n_layers=N_LAYERS,
+            depths=tuple(map(len, held)),
+            gaps=(),
+            single=(),
+            coverage_deficit=0.0,
             layers=tuple(CoverageLayer(i, ids) for i, ids in enumerate(held)),
-        )  # fmt: skip
+        )
         return CoverageResponse((model,))
 
     def _routing(self) -> RoutingResponse:

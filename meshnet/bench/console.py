@@ -124,7 +124,7 @@ def _quit(terminal: Terminal, figures: Figures) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="meshnet bench console", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="meshnet bench console", description="How light the console is.")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of the idle measurement")
     parser.add_argument("--no-stream", action="store_true", help="leave out the stream of 2,000 tokens")
     parser.add_argument("--json", action="store_true")

@@ -22,8 +22,11 @@ class Clock:
 
 
 def console(
-    snapshot: Snapshot | None = None, events: Sequence[EventMessage] | None = None, clock: Clock | None = None, **settings: object
-) -> ConsoleApp:  # fmt: skip
+    snapshot: Snapshot | None = None,
+    events: Sequence[EventMessage] | None = None,
+    clock: Clock | None = None,
+    **settings: object,
+) -> ConsoleApp:
     source = canned.CannedSource(snapshot or canned.mesh(), canned.mesh_events() if events is None else events)
     chosen = {"theme": "meshnet", "ascii": False, "tracker": source.url} | settings
     return ConsoleApp(source, Settings(**chosen), clock=clock or Clock(1000.0), wall=Clock(canned.NOON))  # type: ignore[arg-type]

@@ -233,7 +233,7 @@ def mesh() -> Snapshot:
         models=(
             ModelMessage(id=MODEL, created=0, n_layers=32, context_length=8192, max_model_len=8192,
                          revisions=("9f2c1a77",), nodes=6, coverage_deficit=0.0, ready=True),
-            ModelMessage(id="m-13b", created=0, n_layers=40, context_length=4096, max_model_len=4096, revisions=("ab12cd34",)),
+            ModelMessage(id="m-13b", created=0, n_layers=40, context_length=4096, max_model_len=4096),
         ),
         coverage=(coverage(nodes),),
         routing=RoutingResponse(
@@ -253,7 +253,7 @@ def mesh_events() -> tuple[EventMessage, ...]:
                      text="hop 2 4090-2: connection reset"),
         EventMessage(id=8, at=NOON - 15, kind="call.rerouted", problem=True, call_id="call-01j9z000397",
                      node_id=MACHINES[3][0], text="4090-2 stalled; going on over a100-1"),
-        EventMessage(id=7, at=NOON - 61, kind="node.joined", node_id=node_id("t4-1", 24, 31), text="t4-1 joined, 24-31"),
+        EventMessage(id=7, at=NOON - 61, kind="node.joined", node_id=node_id("t4-1", 24, 31), text="t4-1 joined"),
         EventMessage(id=6, at=NOON - 90, kind="node.suspect", problem=True, node_id=node_id("m2-1", 16, 23),
                      text="m2-1 missed 2 heartbeats"),
         EventMessage(id=5, at=NOON - 300, kind="call.finished", call_id="call-01j9z000390", text="31.9 tok/s"),

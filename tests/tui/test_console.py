@@ -354,6 +354,10 @@ async def test_a_race_asks_both_routes_with_one_seed_and_compares() -> None:
         assert "same text" in text_of(app)
 
 
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
 async def test_read_only_never_asks_and_never_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = console(read_only=True)
@@ -362,7 +366,7 @@ async def test_read_only_never_asks_and_never_writes(tmp_path: Path, monkeypatch
         await pilot.press("e", "6", *"hello", "enter", "escape", "e")
         await settle(pilot)
         assert app.source.asked == []  # type: ignore[attr-defined]
-        assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == []
 
 
 async def test_export_writes_what_is_shown_without_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,11 +375,11 @@ async def test_export_writes_what_is_shown_without_prompts(tmp_path: Path, monke
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         await pilot.press("2", "e")
-        (path,) = tmp_path.iterdir()
-        text = path.read_text()
-        assert '"call-01j9z000400"' in text
-        assert "paged attention" not in text
-        assert str(path) in app.message
+    (path,) = files(tmp_path)
+    text = path.read_text()
+    assert '"call-01j9z000400"' in text
+    assert "paged attention" not in text
+    assert str(path) in app.message
 
 
 async def test_quitting_in_mid_stream_asks_once_and_is_clean() -> None:

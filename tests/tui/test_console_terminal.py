@@ -61,7 +61,8 @@ def test_a_signal_restores_the_terminal(tracker: CannedTracker, tmp_path: Path, 
 @pytest.mark.slow
 def test_a_crash_restores_the_terminal_and_shows_no_prompt(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom tests.tui.apps import console\nfrom tui.__main__ import run_screen\nfrom tui.app import ConsoleApp\n"
+        "import sys\nfrom tests.tui.apps import console\n"
+        "from tui.__main__ import run_screen\nfrom tui.app import ConsoleApp\n"
         "class Crashing(ConsoleApp):\n"
         "    def _every_second(self):\n"
         "        private = 'the operators ' + 'prompt'\n"
@@ -70,7 +71,7 @@ def test_a_crash_restores_the_terminal_and_shows_no_prompt(tmp_path: Path) -> No
         "sys.exit(run_screen(make))\n"
     )
     words = [sys.executable, "-c", program]
-    with Terminal(words, environ(tmp_path, PYTHONPATH=os.getcwd()), 80, 24) as terminal:
+    with Terminal(words, environ(tmp_path, PYTHONPATH=str(Path.cwd())), 80, 24) as terminal:
         assert terminal.wait(PATIENCE_S) == 1
         assert all(mode in terminal.written for mode in RESTORED)
         assert b"broken on purpose" in terminal.written
@@ -99,9 +100,14 @@ def test_a_tracker_that_dies_freezes_the_screen(tmp_path: Path) -> None:
 )
 def test_without_a_terminal_one_line_says_so(tmp_path: Path, more: dict[str, str], words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tui"], env=environ(tmp_path, **more), stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "tui"],
+        env=environ(tmp_path, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
@@ -117,9 +123,13 @@ def test_a_dumb_terminal_is_refused(tmp_path: Path) -> None:
 def test_plain_ends_quietly_when_its_reader_is_gone(tracker: CannedTracker, tmp_path: Path) -> None:
     words = f"{sys.executable} -m tui --plain --once --tracker {tracker.url} | head -1"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", words], env=environ(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
+        ["bash", "-o", "pipefail", "-c", words],
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
         check=False,
-    )  # fmt: skip
+    )
     assert done.stdout.count("\n") == 1
     assert "Traceback" not in done.stderr
     assert "node box-" in done.stdout
@@ -132,8 +142,12 @@ def test_plain_imports_no_textual(tracker: CannedTracker, tmp_path: Path) -> Non
         "assert 'textual' not in sys.modules and 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environ(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
+        [sys.executable, "-c", program],
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "route box-00>box-01: proven" in done.stdout

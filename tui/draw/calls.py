@@ -56,9 +56,13 @@ def _row(shown: Shown, row: CallMessage) -> Row:
         "prompt": line(_prompt(shown, row)),
     }
     sort = {
-        "time": float(row.seq), "tps": row.tps, "ttft": row.ttft_s, "tokens": float(row.completion_tokens),
-        "end": {"failed": 0.0, "running": 1.0, "cancelled": 2.0, "ok": 3.0}[row.outcome], "mode": row.mode or "",
-    }  # fmt: skip
+        "time": float(row.seq),
+        "tps": row.tps,
+        "ttft": row.ttft_s,
+        "tokens": float(row.completion_tokens),
+        "end": {"failed": 0.0, "running": 1.0, "cancelled": 2.0, "ok": 3.0}[row.outcome],
+        "mode": row.mode or "",
+    }
     words = f"{visible(row.call_id)} {visible(row.model_key)} {row.mode or ''} {visible(row.error_message or '')}"
     return Row(row.call_id, cells, sort, words=words)
 
@@ -141,16 +145,28 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
 def _attempt(shown: Shown, attempt: AttemptMessage, width: int, short: bool = False) -> list[Line]:
     decision = attempt.decision
     chance = f"  p {decision.probability:.2f}" if decision.probability is not None else ""
+    policy = f"  policy {visible(decision.policy)}" if decision.policy else ""
     said = [
-        line((f" attempt {attempt.attempt}: ", "dim"), (decision.mode, "strong"), " ",
-             span(label_of(shown, decision.signature)), (chance, "dim")),
-        line((" why ", "dim"), span(decision.why), (f"  policy {visible(decision.policy)}" if decision.policy else "", "dim")),
-    ]  # fmt: skip
+        line(
+            (f" attempt {attempt.attempt}: ", "dim"),
+            (decision.mode, "strong"),
+            " ",
+            span(label_of(shown, decision.signature)),
+            (chance, "dim"),
+        ),
+        line((" why ", "dim"), span(decision.why), (policy, "dim")),
+    ]
     said += hop_lines(shown, attempt, width)
     if attempt.code:
         culprit = f", culprit {node_name(shown.snapshot, attempt.culprit)}" if attempt.culprit else ""
-        said.append(line((f" ended after {numbers.duration(attempt.ended_s)}: ", "dim"), span(attempt.code, "bad"),
-                         f"{culprit}  ", span(attempt.message)))  # fmt: skip
+        said.append(
+            line(
+                (f" ended after {numbers.duration(attempt.ended_s)}: ", "dim"),
+                span(attempt.code, "bad"),
+                f"{culprit}  ",
+                span(attempt.message),
+            )
+        )
     if not short and decision.scores:
         said.append(line((" scores", "title")))
         for signature, score in sorted(decision.scores.items(), key=lambda item: -item[1])[:12]:
@@ -168,10 +184,14 @@ def hop_lines(shown: Shown, attempt: AttemptMessage, width: int) -> list[Line]:
         name = fit(((visible(hop.name) or node_name(shown.snapshot, hop.node_id), ""),), 14)
         spent = (hop.computing_us or 0) + (hop.queued_us or 0)
         said.append(
-            line("  ", *name, f"{f'{hop.start_layer}-{hop.end_layer}':>8}",
-                 f"{numbers.millis(hop.computing_us):>8} ms{numbers.millis(hop.queued_us):>7} ms  ",
-                 (sparks.bar(spent / total if total else 0, room), "accent"))
-        )  # fmt: skip
+            line(
+                "  ",
+                *name,
+                f"{f'{hop.start_layer}-{hop.end_layer}':>8}",
+                f"{numbers.millis(hop.computing_us):>8} ms{numbers.millis(hop.queued_us):>7} ms  ",
+                (sparks.bar(spent / total if total else 0, room), "accent"),
+            )
+        )
     return said
 
 
@@ -181,12 +201,20 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
         return [line(("this call is no longer among those shown", "dim"))]
     said = [
         ruler(f"call {visible(row.call_id)}", width),
-        line(" ", ending(row), f"   {visible(row.model_key)}   accepted {numbers.clock(row.accepted_at)}",
-             "   streamed" if row.stream else "   one piece"),
-        line(f" {row.prompt_tokens} tokens in, {row.completion_tokens} out, first after {numbers.duration(row.ttft_s)}, ",
-             (f"{numbers.tps(row.tps)} tok/s", "strong"), f", {numbers.duration(row.duration_s)} in all, ",
-             f"{row.reroutes} re-routes"),
-    ]  # fmt: skip
+        line(
+            " ",
+            ending(row),
+            f"   {visible(row.model_key)}   accepted {numbers.clock(row.accepted_at)}",
+            "   streamed" if row.stream else "   one piece",
+        ),
+        line(
+            f" {row.prompt_tokens} tokens in, {row.completion_tokens} out, ",
+            f"first after {numbers.duration(row.ttft_s)}, ",
+            (f"{numbers.tps(row.tps)} tok/s", "strong"),
+            f", {numbers.duration(row.duration_s)} in all, ",
+            f"{row.reroutes} re-routes",
+        ),
+    ]
     if row.error_message:
         said.append(line(" ", span(f"{row.error_code}: {row.error_message}", "bad")))
     said.append(line((" prompt ", "dim"), _prompt(shown, row)))
@@ -234,7 +262,17 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 CALLS = TableSpec(
-    name="calls", title="Call wall", columns=columns, rows=rows, pane=pane, details=details, copies=copies, head=head,
-    summary=summary, empty=empty, follows=True, pane_share=7,
+    name="calls",
+    title="Call wall",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    follows=True,
+    pane_share=7,
     sorts=(Sort("time", True), Sort("end"), Sort("tps", True), Sort("ttft", True), Sort("tokens", True), Sort("mode")),
-)  # fmt: skip
+)

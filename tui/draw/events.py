@@ -83,8 +83,11 @@ def _find(shown: Shown, key: str | None) -> EventMessage | None:
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
     problem = next((p for p in shown.problems if PROBLEM_ROW + p.key == key), None)
     if problem:
-        return [ruler("problem", width), cut(line(" ", (problem.text, "strong")), width),
-                line((f" enter shows it in {problem.view}", "dim"))]  # fmt: skip
+        return [
+            ruler("problem", width),
+            cut(line(" ", (problem.text, "strong")), width),
+            line((f" enter shows it in {problem.view}", "dim")),
+        ]
     event = _find(shown, key)
     if event is None:
         return [ruler("event", width), line(("nothing selected", "dim"))]
@@ -137,6 +140,17 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 EVENTS = TableSpec(
-    name="events", title="Events", columns=columns, rows=rows, pane=pane, details=details, copies=copies, head=head,
-    summary=summary, empty=empty, sorts=(Sort("time", True), Sort("kind")), follows=True, pane_share=6,
-)  # fmt: skip
+    name="events",
+    title="Events",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    sorts=(Sort("time", True), Sort("kind")),
+    follows=True,
+    pane_share=6,
+)

@@ -13,9 +13,14 @@ from tui.poller import Link
 from tui.problems import Problem
 
 VIEWS = (
-    ("routing", "Routing"), ("calls", "Calls"), ("nodes", "Nodes"), ("layers", "Layers"), ("models", "Models"),
-    ("chat", "Chat"), ("events", "Events"),
-)  # fmt: skip
+    ("routing", "Routing"),
+    ("calls", "Calls"),
+    ("nodes", "Nodes"),
+    ("layers", "Layers"),
+    ("models", "Models"),
+    ("chat", "Chat"),
+    ("events", "Events"),
+)
 """Name and title, in the order of the number keys."""
 
 

@@ -167,10 +167,15 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
             said += [(), ruler("layer by layer", width)]
             names = {n.node_id: visible(n.name) for n in shown.snapshot.nodes}
             said += [
-                cut(line(f" {layer.layer:>4}  {len(layer.nodes):>3}  ", (", ".join(names.get(n, n) for n in layer.nodes) or "nobody",
-                         "" if layer.nodes else "bad")), width)
+                cut(
+                    line(
+                        f" {layer.layer:>4}  {len(layer.nodes):>3}  ",
+                        (", ".join(names.get(n, n) for n in layer.nodes) or "nobody", "" if layer.nodes else "bad"),
+                    ),
+                    width,
+                )
                 for layer in model.layers
-            ]  # fmt: skip
+            ]
     return said
 
 
@@ -238,6 +243,16 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 LAYERS = TableSpec(
-    name="layers", title="Layers", columns=columns, rows=rows, pane=pane, details=details, copies=copies, head=head,
-    summary=summary, empty=empty, sorts=(Sort("place"),), pane_share=7,
-)  # fmt: skip
+    name="layers",
+    title="Layers",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    sorts=(Sort("place"),),
+    pane_share=7,
+)

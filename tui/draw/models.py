@@ -147,8 +147,15 @@ def _joining(shown: Shown, key: str) -> list[Line]:
     for node in shown.snapshot.nodes:
         if node.model_key == key and node.state == "loading":
             share = node.loading_done_bytes / node.loading_total_bytes if node.loading_total_bytes else 0.0
-            said.append(line(" joining ", span(node.name, "accent"), f" takes layers {node.shard_start}-{node.shard_end}  ",
-                             (sparks.bar(share, 12), "accent"), f" {share:.0%}"))  # fmt: skip
+            said.append(
+                line(
+                    " joining ",
+                    span(node.name, "accent"),
+                    f" takes layers {node.shard_start}-{node.shard_end}  ",
+                    (sparks.bar(share, 12), "accent"),
+                    f" {share:.0%}",
+                )
+            )
     return said
 
 
@@ -156,8 +163,10 @@ def _trackers(shown: Shown) -> list[Line]:
     stats = shown.snapshot.stats
     if stats is None:
         return []
-    said = [line((" tracker ", "dim"), span(stats.tracker_id), f"   database {visible(stats.database)}",
-                 (f"   unsaved {numbers.coarse(stats.unsaved_s)}" if stats.unsaved_s > 60 else "", "warn"))]  # fmt: skip
+    unsaved = f"   unsaved {numbers.coarse(stats.unsaved_s)}" if stats.unsaved_s > 60 else ""
+    said = [
+        line((" tracker ", "dim"), span(stats.tracker_id), f"   database {visible(stats.database)}", (unsaved, "warn"))
+    ]
     for peer in stats.peers:
         state: Span = ("+ heard", "good") if peer.up else ("! silent", "bad")
         said.append(
@@ -213,6 +222,15 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 MODELS = TableSpec(
-    name="models", title="Models", columns=columns, rows=rows, pane=pane, details=details, copies=copies, head=head,
-    summary=summary, empty=empty, sorts=(Sort("hour", True), Sort("model"), Sort("held"), Sort("nodes", True)),
-)  # fmt: skip
+    name="models",
+    title="Models",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    sorts=(Sort("hour", True), Sort("model"), Sort("held"), Sort("nodes", True)),
+)

@@ -8,7 +8,7 @@ from meshnet.wire.messages import NodeMessage
 from meshnet.wire.status import Snapshot
 from tui.draw import numbers, sparks
 from tui.draw.routing import loss_line
-from tui.draw.spans import Line, Span, Tone, cut, line, ruler, span, visible
+from tui.draw.spans import Line, Span, Tone, line, ruler, span, visible, wrap
 from tui.draw.spec import TableSpec
 from tui.draw.table import Column, Row, Sort
 from tui.model import Shown, node
@@ -78,11 +78,15 @@ def _row(shown: Shown, row: NodeMessage) -> Row:
         "rep": line((f"{row.reputation:.2f}", "warn" if row.reputation < 0.8 else "dim")),
     }
     sort = {
-        "name": visible(row.name), "layers": row.shard_start + row.shard_end / 10_000, "state": state[0],
-        "bench": row.benchmark_tokens_per_sec, "seen": row.observed_tokens_per_sec, "queue": float(row.queue_depth),
+        "name": visible(row.name),
+        "layers": row.shard_start + row.shard_end / 10_000,
+        "state": state[0],
+        "bench": row.benchmark_tokens_per_sec,
+        "seen": row.observed_tokens_per_sec,
+        "queue": float(row.queue_depth),
         "rep": row.reputation,
-    }  # fmt: skip
-    words = f"{visible(row.node_id)} {visible(row.model_key)} {visible(hardware.cpu_model)} {visible(hardware.os)} {state[0]}"
+    }
+    words = " ".join(map(visible, (row.node_id, row.model_key, hardware.cpu_model, hardware.os, state[0])))
     return Row(row.node_id, cells, sort, words=words)
 
 
@@ -107,38 +111,65 @@ def _spark(shown: Shown, node_id: str, width: int) -> str:
 
 
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
+    """One node in full: speed, load, memory, hardware, health, and what its loss would cost."""
     row = node(shown.snapshot, key) if key else None
     if row is None:
         return [ruler("node", width), line(("no node selected", "dim"))]
-    hardware = row.hardware
-    accelerators = ", ".join(
-        f"{a.name} {numbers.size(a.memory_bytes) if a.memory_bytes else ''}".strip() for a in hardware.accelerators
-    )
-    said = [
-        ruler(f"{visible(row.name)}  {visible(row.node_id)}", width),
-        line(" ", state_of(row), f"   layers {row.shard_start}-{row.shard_end} of {row.n_layers}   {visible(row.model_key)} {row.dtype}",
-             (f"   joined {numbers.age(row.joined_age_s)} ago, lease {row.epoch}", "dim")),
-        line((" speed    ", "dim"), f"benchmark {numbers.tps(row.benchmark_tokens_per_sec)} ±{numbers.tps(row.benchmark_spread)}"
-             f"   8 at once {numbers.tps(row.benchmark_batch8_tokens_per_sec)}   prefill {numbers.tps(row.prefill_tokens_per_sec)}   now ",
-             (numbers.tps(row.observed_tokens_per_sec), "strong"), " tok/s"),
-        line((" load     ", "dim"), f"queue {row.queue_depth}   sessions {row.in_flight}   sent by the tracker {row.tracker_in_flight}   "
-             f"KV {numbers.of(row.kv_budget_bytes - row.kv_free_bytes, row.kv_budget_bytes)}"),
-        line((" memory   ", "dim"), f"weights {numbers.size(row.weights_bytes)}   process {numbers.size(row.rss_bytes)}   "
-             f"budget {numbers.size(row.memory_budget_bytes)}   RAM free {numbers.size(hardware.ram_available_bytes)} of "
-             f"{numbers.size(hardware.ram_total_bytes)}   disk free {numbers.size(hardware.disk_free_bytes)}"),
-        line((" hardware ", "dim"), span(f"{hardware.cpu_model}, {hardware.cores_physical} cores ({hardware.cores_logical} threads)"),
-             "   ", span(accelerators or "no accelerator"), "   ", span(hardware.os, "dim")),
-        line((" health   ", "dim"), span(row.health), f"   reputation {row.reputation:.2f}   failures {row.failures}   "
-             f"heartbeat {numbers.age(row.heartbeat_age_s)} ago", (_ejected(row), "bad")),
-    ]  # fmt: skip
+    said = [ruler(f"{visible(row.name)}  {visible(row.node_id)}", width)]
+    for parts in (_place(row), _speed(row), _load(row), _memory(row), _hardware(row), _health(row)):
+        said += wrap(parts, width, 10)
     if row.loading_total_bytes and row.state == "loading":
         share = row.loading_done_bytes / row.loading_total_bytes
-        said.append(line((" loading  ", "dim"), (sparks.bar(share, 20), "accent"),
-                         f" {share:.0%} of {numbers.size(row.loading_total_bytes)}"))  # fmt: skip
+        done = f" {share:.0%} of {numbers.size(row.loading_total_bytes)}"
+        said.append(line((" loading  ", "dim"), (sparks.bar(share, 20), "accent"), done))
     for model in shown.snapshot.routing.models if shown.snapshot.routing else ():
         if model.model_key == row.model_key:
-            said.append(loss_line(shown, model, row.node_id))
-    return [cut(parts, width) for parts in said]
+            said += wrap(loss_line(shown, model, row.node_id), width)
+    return said
+
+
+def _place(row: NodeMessage) -> Line:
+    shard = f"   layers {row.shard_start}-{row.shard_end} of {row.n_layers}   {visible(row.model_key)} {row.dtype}"
+    return line(" ", state_of(row), shard, (f"   joined {numbers.age(row.joined_age_s)} ago, lease {row.epoch}", "dim"))
+
+
+def _speed(row: NodeMessage) -> Line:
+    benchmark = f"benchmark {numbers.tps(row.benchmark_tokens_per_sec)} ±{numbers.tps(row.benchmark_spread)}"
+    eight = f"   8 at once {numbers.tps(row.benchmark_batch8_tokens_per_sec or None)}"
+    prefill = f"   prefill {numbers.tps(row.prefill_tokens_per_sec or None)}   now "
+    return line(
+        (" speed    ", "dim"), benchmark, eight, prefill, (numbers.tps(row.observed_tokens_per_sec), "strong"), " tok/s"
+    )
+
+
+def _load(row: NodeMessage) -> Line:
+    used = numbers.of(row.kv_budget_bytes - row.kv_free_bytes, row.kv_budget_bytes)
+    sent = f"   sent by the tracker {row.tracker_in_flight}   KV {used}"
+    return line((" load     ", "dim"), f"queue {row.queue_depth}   sessions {row.in_flight}", sent)
+
+
+def _memory(row: NodeMessage) -> Line:
+    hardware = row.hardware
+    own = f"weights {numbers.size(row.weights_bytes)}   process {numbers.size(row.rss_bytes)}"
+    budget = f"   budget {numbers.size(row.memory_budget_bytes)}"
+    free = f"   RAM free {numbers.size(hardware.ram_available_bytes)} of {numbers.size(hardware.ram_total_bytes)}"
+    return line((" memory   ", "dim"), own, budget, free, f"   disk free {numbers.size(hardware.disk_free_bytes)}")
+
+
+def _hardware(row: NodeMessage) -> Line:
+    hardware = row.hardware
+    cpu = f"{hardware.cpu_model}, {hardware.cores_physical} cores ({hardware.cores_logical} threads)"
+    names = [
+        f"{a.name} {numbers.size(a.memory_bytes) if a.memory_bytes else ''}".strip() for a in hardware.accelerators
+    ]
+    accelerators = ", ".join(names) or "no accelerator"
+    return line((" hardware ", "dim"), span(cpu), "   ", span(accelerators), "   ", span(hardware.os, "dim"))
+
+
+def _health(row: NodeMessage) -> Line:
+    figures = f"   reputation {row.reputation:.2f}   failures {row.failures}"
+    beat = f"   heartbeat {numbers.age(row.heartbeat_age_s)} ago"
+    return line((" health   ", "dim"), span(row.health), figures, beat, (_ejected(row), "bad"))
 
 
 def _ejected(row: NodeMessage) -> str:
@@ -193,7 +224,23 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 NODES = TableSpec(
-    name="nodes", title="Nodes", columns=columns, rows=rows, pane=pane, details=details, copies=copies, head=head,
-    summary=summary, empty=empty,
-    sorts=(Sort("name"), Sort("layers"), Sort("state"), Sort("bench", True), Sort("seen", True), Sort("queue", True), Sort("rep")),
-)  # fmt: skip
+    name="nodes",
+    title="Nodes",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    sorts=(
+        Sort("name"),
+        Sort("layers"),
+        Sort("state"),
+        Sort("bench", True),
+        Sort("seen", True),
+        Sort("queue", True),
+        Sort("rep"),
+    ),
+)

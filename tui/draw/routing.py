@@ -68,16 +68,27 @@ def _row(shown: Shown, model: RoutingModel, row: CandidateMessage) -> Row:
         "status": line(status),
     }
     sort = {
-        "want": row.expected_share, "tps": row.learned_tps, "share": row.actual_share, "coef": row.coefficient,
-        "samples": float(row.samples), "age": row.age_s, "status": status[0][2:], "route": label,
-    }  # fmt: skip
+        "want": row.expected_share,
+        "tps": row.learned_tps,
+        "share": row.actual_share,
+        "coef": row.coefficient,
+        "samples": float(row.samples),
+        "age": row.age_s,
+        "status": status[0][2:],
+        "route": label,
+    }
     return Row(row.signature, cells, sort, words=f"{visible(row.signature)} {visible(model.model_key)}")
 
 
 SORTS = (
-    Sort("want", True), Sort("tps", True), Sort("share", True), Sort("samples", True), Sort("age"), Sort("status"),
+    Sort("want", True),
+    Sort("tps", True),
+    Sort("share", True),
+    Sort("samples", True),
+    Sort("age"),
+    Sort("status"),
     Sort("route"),
-)  # fmt: skip
+)
 
 
 def head(shown: Shown, width: int) -> list[Line]:
@@ -125,9 +136,11 @@ def _learned(row: CandidateMessage) -> Line:
         )
     spread = f" ±{numbers.tps(row.spread_tps)}" if row.spread_tps is not None else ""
     return line(
-        " learned ", (numbers.tps(row.learned_tps), "strong"), f"{spread} tok/s from {row.samples} calls",
+        " learned ",
+        (numbers.tps(row.learned_tps), "strong"),
+        f"{spread} tok/s from {row.samples} calls",
         (f"   weight {row.weight:.2f}   prior {numbers.tps(row.prior_tps)}", "dim"),
-    )  # fmt: skip
+    )
 
 
 def _coefficient(shown: Shown, model: RoutingModel, row: CandidateMessage) -> Line:
@@ -135,10 +148,11 @@ def _coefficient(shown: Shown, model: RoutingModel, row: CandidateMessage) -> Li
     if row.coefficient is None or best is None:
         return line(" coefficient ", ("-", "strong"), ("   nothing to compare with yet", "dim"))
     return line(
-        " coefficient ", (numbers.ratio(row.coefficient), "strong"),
+        " coefficient ",
+        (numbers.ratio(row.coefficient), "strong"),
         f" = {numbers.tps(row.learned_tps)} / {numbers.tps(best.learned_tps)}",
         (f"   best {label_of(shown, best.signature)}", "dim"),
-    )  # fmt: skip
+    )
 
 
 def _share(row: CandidateMessage) -> Line:
@@ -195,10 +209,16 @@ def _hops(shown: Shown, row: CandidateMessage, width: int) -> list[Line]:
         slow: Tone = "warn" if len(row.hops) > 1 and share > 0.6 else "accent"
         rest = f"{numbers.millis(hop.queued_us):>7} ms{hop.load:>6}" if roomy else ""
         said.append(
-            line(" ", *fit(((name, ""),), 12), f"{f'{hop.start_layer}-{hop.end_layer}':>8}{numbers.millis(hop.computing_us):>7} ms",
-                 (rest, "dim"), "  ", (sparks.bar(share, max(4, min(18, width - (54 if roomy else 33)))), slow),
-                 (" relayed" if hop.relayed else "", "dim"))
-        )  # fmt: skip
+            line(
+                " ",
+                *fit(((name, ""),), 12),
+                f"{f'{hop.start_layer}-{hop.end_layer}':>8}{numbers.millis(hop.computing_us):>7} ms",
+                (rest, "dim"),
+                "  ",
+                (sparks.bar(share, max(4, min(18, width - (54 if roomy else 33)))), slow),
+                (" relayed" if hop.relayed else "", "dim"),
+            )
+        )
     return said
 
 
@@ -225,7 +245,8 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
     if row is None:
         return said
     said += [(), ruler("signature", width), line(" ", span(row.signature))]
-    timing = f" {numbers.duration(row.ttft_s_per_prompt_token)} a prompt token, {numbers.duration(row.decode_s_per_token)} a token"
+    prompt, decode = numbers.duration(row.ttft_s_per_prompt_token), numbers.duration(row.decode_s_per_token)
+    timing = f" {prompt} a prompt token, {decode} a token"
     said += [(), ruler("timing", width), line(timing)]
     routing = shown.snapshot.routing
     for model in routing.models if routing else ():
@@ -274,6 +295,17 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
 
 
 ROUTING = TableSpec(
-    name="routing", title="Routing (learned)", columns=columns, rows=rows, pane=pane, details=details, copies=copies,
-    head=head, summary=summary, empty=empty, sorts=SORTS, side_pane=True, pane_share=9,
-)  # fmt: skip
+    name="routing",
+    title="Routing (learned)",
+    columns=columns,
+    rows=rows,
+    pane=pane,
+    details=details,
+    copies=copies,
+    head=head,
+    summary=summary,
+    empty=empty,
+    sorts=SORTS,
+    side_pane=True,
+    pane_share=9,
+)

@@ -52,9 +52,15 @@ def binding_lines(bindings: Sequence[Binding], width: int) -> list[Line]:
 
 
 NAMES = {
-    "slash": "/", "question_mark": "?", "colon": ":", "left_square_bracket": "[", "right_square_bracket": "]",
-    "escape": "esc", "pageup": "pgup", "pagedown": "pgdn",
-}  # fmt: skip
+    "slash": "/",
+    "question_mark": "?",
+    "colon": ":",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "escape": "esc",
+    "pageup": "pgup",
+    "pagedown": "pgdn",
+}
 
 
 def key_name(key: str) -> str:

@@ -162,9 +162,12 @@ class ChatView(Vertical):
         for lane in self.lanes:
             past = [] if self.racing else lane.turns
             ask = ChatAsk(
-                model=self.model_key, messages=messages(past, prompt), route=lane.choice.route,
-                policy=lane.choice.policy, seed=SEED,
-            )  # fmt: skip
+                model=self.model_key,
+                messages=messages(past, prompt),
+                route=lane.choice.route,
+                policy=lane.choice.policy,
+                seed=SEED,
+            )
             lane.model_key = self.model_key
             work = lane.ask(console.source, ask, prompt, console.clock)
             self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")

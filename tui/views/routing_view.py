@@ -57,10 +57,15 @@ class RoutingView(TableView):
             mode = "greedy" if row.mode == "greedy-fallback" else row.mode or "-"
             tail = span(row.error_message, "bad") if row.error_message else ("", "")
             parts = line(
-                (f" {numbers.clock(row.accepted_at)} ", "dim"), (f"{mode:<8}", calls.MODE_TONE.get(row.mode or "", "")),
-                *fit(((label_of(shown, row.signature), ""),), 34), f"{row.prompt_tokens:>7}>{row.completion_tokens:<5}",
-                f"{numbers.duration(row.ttft_s):>7}{numbers.tps(row.tps):>7} tok/s  ", calls.ending(row), "  ", tail,
-            )  # fmt: skip
+                (f" {numbers.clock(row.accepted_at)} ", "dim"),
+                (f"{mode:<8}", calls.MODE_TONE.get(row.mode or "", "")),
+                *fit(((label_of(shown, row.signature), ""),), 34),
+                f"{row.prompt_tokens:>7}>{row.completion_tokens:<5}",
+                f"{numbers.duration(row.ttft_s):>7}{numbers.tps(row.tps):>7} tok/s  ",
+                calls.ending(row),
+                "  ",
+                tail,
+            )
             said.append(cut(parts, width))
         said += [()] * (RECENT + 1 - len(said))
         said.append(cut((("  ", ""), *calls.strip(shown, width - 4)), width))
