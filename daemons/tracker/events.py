@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from meshnet.wire.routing import EventMessage
@@ -16,26 +17,43 @@ MAX_EVENTS = 10_000
 class EventLog:
     """Events in order, numbered from 1. ``now_wall`` is for display only."""
 
-    def __init__(self, now_wall: Callable[[], float], max_events: int = MAX_EVENTS) -> None:
+    def __init__(
+        self,
+        now_wall: Callable[[], float],
+        max_events: int = MAX_EVENTS,
+        keep: Callable[[EventMessage, Callable[[], None]], None] = lambda event, publish: publish(),
+    ) -> None:
+        """``keep(event, publish)`` writes an event down and calls ``publish`` then, in order."""
         self._now_wall = now_wall
+        self._keep = keep
+        self._given = 0
         self._events: deque[EventMessage] = deque(maxlen=max_events)
         self._last = 0
         self._news = asyncio.Event()
         self._closed = False
 
     def add(self, kind: str, **fields: Any) -> EventMessage:
-        self._last += 1
-        event = EventMessage(id=self._last, kind=kind, at=round(self._now_wall(), 3), **fields)
-        self._events.append(event)
-        self._wake()
+        self._given += 1
+        event = EventMessage(id=self._given, kind=kind, at=round(self._now_wall(), 3), **fields)
+        self._keep(event, lambda: self._publish(event))
         return event
+
+    def restore(self, events: Sequence[EventMessage], last_id: int) -> None:
+        """Begin after ``last_id`` with the events of an earlier life. Call it before the first ``add``."""
+        self._events.extend(events)
+        self._given = self._last = last_id
+
+    def _publish(self, event: EventMessage) -> None:
+        self._events.append(event)
+        self._last = event.id
+        self._wake()
 
     def after(self, last_id: int) -> list[EventMessage]:
         """Kept events newer than ``last_id``."""
-        newer = self._last - max(last_id, 0)
         if last_id > self._last:  # of another life of this tracker: everything here is news
-            newer = len(self._events)
-        return list(self._events)[-newer:] if newer > 0 else []
+            return list(self._events)
+        newer = list(takewhile(lambda event: event.id > last_id, reversed(self._events)))
+        return newer[::-1]
 
     @property
     def last_id(self) -> int:

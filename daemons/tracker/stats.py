@@ -1,15 +1,18 @@
-"""``GET /v1/stats``: demand per model, of this tracker alone and with its peers. In memory: a restart forgets it."""
+"""``GET /v1/stats``: demand per model, of this tracker alone and with its peers; how peers and database fare."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from daemons.tracker.keeping import Keeping
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.rolling import PER_MINUTE
-from meshnet.wire.demand import ModelStats, StatsResponse
-
-NOT_KEPT = "memory only: counts end with this process"
+from meshnet.wire.demand import ModelStats, PeerStats, StatsResponse
 
 
-def stats(demand: DemandStats, started_wall: float, now_wall: float) -> StatsResponse:
+def stats(
+    demand: DemandStats, started_wall: float, now_wall: float, peers: Sequence[PeerStats], keeping: Keeping
+) -> StatsResponse:
     own, combined = demand.get_own_stats(now_wall), demand.get_combined_stats(now_wall)
     minutes = _minutes(demand, now_wall)
     return StatsResponse(
@@ -25,8 +28,9 @@ def stats(demand: DemandStats, started_wall: float, now_wall: float) -> StatsRes
             )
             for model in sorted(combined)
         ),
-        database=NOT_KEPT,
-        unsaved_s=now_wall - started_wall,
+        peers=tuple(peers),
+        database=keeping.status,
+        unsaved_s=round(keeping.unsaved_s, 3),
     )
 
 

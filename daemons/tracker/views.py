@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from daemons.tracker.fleet import Fleet, Lease
 from daemons.tracker.planner import Planner
@@ -23,15 +23,18 @@ from meshnet.wire.messages import (
     NodesResponse,
 )
 
+Ratio = Callable[[str], float | None]
+"""wallet -> observed / claimed speed."""
 
-def nodes(fleet: Fleet, planner: Planner, now: float) -> NodesResponse:
+
+def nodes(fleet: Fleet, planner: Planner, ratio: Ratio, now: float) -> NodesResponse:
     known = {node.node_id: node for node in planner.nodes()}
     return NodesResponse(
-        tuple(_node(lease, known[lease.node.node_id], fleet, planner, now) for lease in fleet.leases())
+        tuple(_node(lease, known[lease.node.node_id], fleet, planner, ratio, now) for lease in fleet.leases())
     )
 
 
-def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, now: float) -> NodeMessage:
+def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio, now: float) -> NodeMessage:
     claim, beat = (
         lease.claim,
         lease.beat or HeartbeatRequest(epoch=node.epoch, kv_free_bytes=lease.claim.kv_budget_bytes),
@@ -60,6 +63,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, now: float) 
         prefill_tokens_per_sec=claim.prefill_tokens_per_sec if prefill is None else prefill,
         benchmark_spread=claim.benchmark_spread,
         observed_tokens_per_sec=beat.observed_tokens_per_sec,
+        observed_ratio=ratio(node.wallet),
         reputation=round(node.reputation, 4),
         queue_depth=node.queue_depth,
         in_flight=beat.in_flight,

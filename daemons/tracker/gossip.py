@@ -1,0 +1,173 @@
+"""Sharing demand with other trackers: slices there and back, one round trip per peer and interval (ADR-0030).
+
+A peer that is down is asked ever more rarely and slows nothing: each has its own loop, requests have none of this in
+their way. What a slice means and how slices merge is ``domain.demand``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from daemons.kit.tasks import Tasks, every
+from meshnet.domain.demand import DemandStats
+from meshnet.domain.errors import MeshnetError
+from meshnet.domain.slices import Slice
+from meshnet.wire import api
+from meshnet.wire.demand import GossipMessage, GossipSlice, PeerStats
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+"""Between two exchanges with one peer. Demand is looked at by the hour, so ten seconds are no delay."""
+JITTER = 0.2
+"""Up to a fifth earlier or later, so that trackers started together do not talk in step."""
+MOST_S = 120.0
+"""A peer that stays down is asked this often, so that it counts again two minutes after its return at most."""
+SKEW_S = 60.0
+"""A peer whose clock is off by more is named: its buckets are a minute wide."""
+ENTRY_BYTES = 28
+"""About what one bucket takes in JSON, keys included: to stay below the cap on bodies."""
+SLICE_BYTES = 200
+
+
+class Peer(Protocol):
+    """Another tracker: ``meshnet.client.tracker.TrackerClient``, or one that a test scripts."""
+
+    @property
+    def url(self) -> str: ...
+    async def gossip(self, message: GossipMessage) -> GossipMessage: ...
+
+
+class _Line:
+    """What is known of one peer."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.tracker_id = ""
+        self.heard_at: float | None = None
+        self.failures = 0
+        self.error = ""
+
+
+class Gossip:
+    """``now`` is monotonic; ``now_wall`` dates buckets."""
+
+    def __init__(
+        self,
+        demand: DemandStats,
+        peers: Sequence[Peer],
+        now: Callable[[], float],
+        now_wall: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._demand = demand
+        self._lines = [_Line(peer) for peer in peers]
+        self._now = now
+        self._now_wall = now_wall
+        self._rng = rng
+
+    def start(self, tasks: Tasks) -> None:
+        """One loop per peer."""
+        for number, line in enumerate(self._lines):
+            loop = every(lambda line=line: self._exchange(line), lambda line=line: self._delay_s(line), "gossip")
+            tasks.start(loop, f"gossip-{number}")
+
+    async def tick(self) -> None:
+        """One exchange with each peer, one after the other."""
+        for line in self._lines:
+            await self._exchange(line)
+
+    def answer(self, message: GossipMessage) -> GossipMessage:
+        """Take in what a peer sends; give what we have. Raises InvalidRequest for a slice beyond its bounds."""
+        self._merge(message)
+        return self._message()
+
+    def peers(self) -> tuple[PeerStats, ...]:
+        now = self._now()
+        return tuple(
+            PeerStats(
+                url=line.peer.url,
+                tracker_id=line.tracker_id,
+                up=line.heard_at is not None and line.failures == 0,
+                age_s=None if line.heard_at is None else round(now - line.heard_at, 3),
+                error=line.error,
+            )
+            for line in self._lines
+        )
+
+    async def _exchange(self, line: _Line) -> None:
+        try:
+            answer = await line.peer.gossip(self._message())
+            line.error = self._merge(answer)
+        except MeshnetError as error:
+            line.failures += 1
+            line.error = error.message
+            if line.failures == 1:
+                log.warning("peer tracker does not answer url=%s reason=%s", line.peer.url, error.message)
+            return
+        if line.failures:
+            log.info("peer tracker answers again url=%s after=%d", line.peer.url, line.failures)
+        line.tracker_id, line.heard_at, line.failures = answer.sender, self._now(), 0
+
+    def _delay_s(self, line: _Line) -> float:
+        most = min(MOST_S, INTERVAL_S * 2.0 ** min(line.failures, 10))
+        return most * (1 + JITTER * self._rng.uniform(-1, 1))
+
+    def _message(self) -> GossipMessage:
+        now_wall = self._now_wall()
+        own, *others = self._demand.slices_to_send(now_wall)
+        sent, room = [own], api.MAX_GOSSIP_BODY_BYTES - _size(own)
+        for slice_ in others:
+            room -= _size(slice_)
+            if room > 0:
+                sent.append(slice_)
+        return GossipMessage(
+            sender=self._demand.tracker_id, sent_at=now_wall, slices=tuple(_to_wire(slice_) for slice_ in sent)
+        )
+
+    def _merge(self, message: GossipMessage) -> str:
+        """What an operator should know of it, or ""."""
+        now_wall = self._now_wall()
+        outcomes = {self._demand.merge_slice(_from_wire(slice_), now_wall) for slice_ in message.slices}
+        if "twin" in outcomes:
+            log.warning("another tracker runs under our id tracker_id=%s", self._demand.tracker_id)
+            return "another tracker counts under our id: one of the two runs with a copied statistics file"
+        skew_s = message.sent_at - now_wall
+        if abs(skew_s) > SKEW_S:
+            return f"its clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} ours"
+        return "too many peers: some are not added up" if "full" in outcomes else ""
+
+
+def _size(slice_: Slice) -> int:
+    windows = (counts for model in slice_.buckets.values() for counts in model.values())
+    return SLICE_BYTES * (1 + len(slice_.buckets)) + ENTRY_BYTES * sum(len(counts) for counts in windows)
+
+
+def _to_wire(slice_: Slice) -> GossipSlice:
+    models = {
+        model: {window: {str(index): count for index, count in counts.items()} for window, counts in windows.items()}
+        for model, windows in slice_.buckets.items()
+    }
+    return GossipSlice(
+        tracker_id=slice_.tracker_id,
+        generation=slice_.generation,
+        seq=slice_.seq,
+        url=slice_.url,
+        models=models,  # type: ignore[arg-type]  # windows are named by the domain's constants
+    )
+
+
+def _from_wire(slice_: GossipSlice) -> Slice:
+    models = {
+        model: {window: {_index(text): count for text, count in counts.items()} for window, counts in windows.items()}
+        for model, windows in slice_.models.items()
+    }
+    return Slice(slice_.tracker_id, slice_.generation, slice_.seq, slice_.url, models)
+
+
+def _index(text: str) -> int:
+    """-1, which no slice takes, for what is no number."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
