@@ -172,7 +172,9 @@ class Database:
             self._put(_Write(sql, [row]))
 
     def close(self) -> None:
-        """Write what waits, and that this was a clean end. Blocks, CLOSE_S at most."""
+        """Write what waits, and that this was a clean end. Blocks, CLOSE_S at most. Again is nothing."""
+        if self._closing:
+            return
         self._put(_Write("INSERT OR REPLACE INTO identity VALUES (?, ?)", [("closed", "1")]))
         with self._changed:
             self._closing = True
