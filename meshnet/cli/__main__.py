@@ -20,9 +20,10 @@ from meshnet.cli.coverage import coverage
 from meshnet.cli.doctor import doctor
 from meshnet.cli.down import down
 from meshnet.cli.logs import logs
+from meshnet.cli.keys import app as keys_app
 from meshnet.cli.models import app as models_app
 from meshnet.cli.nodes import nodes
-from meshnet.cli.routes import routes
+from meshnet.cli.routes import app as routes_app
 from meshnet.cli.status import status
 from meshnet.cli.terminal import complain, prepare_streams, silence_broken_pipe
 from meshnet.cli.up import app as up_app
@@ -41,9 +42,10 @@ app.command()(status)
 app.command()(chat)
 app.command()(logs)
 app.command()(nodes)
-app.command()(routes)
+app.add_typer(routes_app, name="routes")
 app.command()(coverage)
 app.add_typer(models_app, name="models")
+app.add_typer(keys_app, name="keys")
 app.command("console")(open_console)
 app.command()(doctor)
 app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})(bench)

@@ -30,6 +30,9 @@ def chat(
     route: Annotated[
         str | None, typer.Option(metavar="A,B", help="Pin the route: names or node_ids, head first.")
     ] = None,
+    route_policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Choose the route by this policy. Default: the tracker's.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = DEFAULT_TEMPERATURE,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and question give the same answer.")] = None,
@@ -49,7 +52,7 @@ def chat(
       meshnet chat --route n1,n2 "Hello"
     """
     hops = tuple(filter(None, (word.strip() for word in (route or "").split(","))))
-    wishes = Wishes(model, hops, temperature, max_tokens, seed, system)
+    wishes = Wishes(model, hops, temperature, max_tokens, seed, system, route_policy)
     if question is None and sys.stdin is not None and sys.stdin.isatty() and not as_json:
         with asyncio.Runner() as runner:
             Conversation(runner, find_tracker(tracker, os.environ, Path.cwd()), wishes).run()

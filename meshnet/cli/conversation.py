@@ -178,7 +178,7 @@ class Conversation:
 
 
 async def summary(tracker: TrackerClient, answer: Answer) -> str:
-    """``exploit · n1[0-14] -> n2[15-29] · 24 tokens · first after 0.21 s · 18.4 tok/s``."""
+    """``exploit | n1[0-14] -> n2[15-29] | 24 tokens | first after 0.21 s | 18.4 tok/s``, and why on a line below."""
     parts = [answer.mode, short_route(answer.route, await _names(tracker))]
     if answer.completion_tokens is not None:
         parts.append(f"{answer.completion_tokens} tokens")
@@ -188,7 +188,8 @@ async def summary(tracker: TrackerClient, answer: Answer) -> str:
         parts.append(f"{answer.tps:.1f} tok/s")
     if answer.finish_reason == "length":
         parts.append("cut at max tokens")
-    return " | ".join(filter(None, parts))
+    why = answer.meshnet.get("why")
+    return " | ".join(filter(None, parts)) + (f"\nbecause {visible(str(why))}" if why else "")
 
 
 async def _names(tracker: TrackerClient) -> dict[str, str]:

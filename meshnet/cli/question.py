@@ -29,6 +29,7 @@ class Wishes:
     max_tokens: int | None = None
     seed: int | None = None
     system: str | None = None
+    route_policy: str | None = None
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ def _body(messages: Sequence[Message], wishes: Wishes, model: str) -> dict[str, 
         "max_tokens": wishes.max_tokens,
         "seed": wishes.seed,
         "route": list(wishes.route) or None,
+        "route_policy": wishes.route_policy,
     }
     return {key: value for key, value in body.items() if value is not None}
 

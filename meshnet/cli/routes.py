@@ -15,6 +15,7 @@ from rich.text import Text
 
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.question import choose_model, short_route
+from meshnet.cli.replay import replay
 from meshnet.cli.status import print_json
 from meshnet.cli.tables import plain_table
 from meshnet.cli.terminal import console, visible
@@ -35,7 +36,13 @@ WATCH_EVERY_S = 4.0
 _STYLES = {"proven": "green", "unsampled": "cyan", "stale": "yellow", "decayed": "yellow"}
 
 
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.command("replay")(replay)
+
+
+@app.callback()
 def routes(
+    context: typer.Context,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="What would be chosen now, and why.")] = False,
     policy: Annotated[str | None, typer.Option(help="With --explain: by this policy.")] = None,
@@ -50,7 +57,10 @@ def routes(
       meshnet routes
       meshnet routes --watch
       meshnet routes --explain --model smollm2-135m
+      meshnet routes replay --policy hop      what another policy would have earned
     """
+    if context.invoked_subcommand is not None:
+        return
     url = find_tracker(tracker, os.environ, Path.cwd())
     if explain:
         answer = ask(url, lambda client: _explain(client, model, policy))

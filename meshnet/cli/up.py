@@ -17,6 +17,7 @@ from meshnet.cli.home import Home, home_of
 from meshnet.cli.launch import DaemonSpec, run_in_foreground
 from meshnet.cli.meshfile import find_mesh
 from meshnet.cli.terminal import complain, console, error_console, visible
+from meshnet.domain.routing import MAX_ALPHA, MAX_HALF_LIFE_S, POLICY_NAMES, RoutingConfig
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -64,20 +65,38 @@ def tracker(
     port: Port = None,
     stats_db: Annotated[str | None, typer.Option(help="Where demand and calls are kept (SQLite).")] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Another tracker to share demand with (repeatable).")] = None,
-    route_policy: Annotated[str | None, typer.Option(help="How routes are chosen. Default: adr.")] = None,
+    route_policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"How routes are chosen: {', '.join(POLICY_NAMES)}. Default: adr."),
+    ] = None,
     route_explore_share: Annotated[
         float | None,
-        typer.Option(help="Share of requests that scout. Lower it to 0.05-0.1 once real traffic comes."),
+        typer.Option(
+            help="0 to 1, share of requests that scout unproven routes. Default: 0.3; lower it to 0.05-0.1 once real "
+            "traffic comes."
+        ),
     ] = None,
     route_weight_alpha: Annotated[
-        float | None, typer.Option(help="Exploit share grows with tps^alpha. Raise it once real traffic comes.")
+        float | None,
+        typer.Option(
+            help=f"0 to {MAX_ALPHA:g}: exploit traffic goes as tps^alpha. Default: 1; raise it once real traffic comes."
+        ),
     ] = None,
-    route_stats_half_life: Annotated[float | None, typer.Option(help="Seconds until a sample counts half.")] = None,
+    route_stats_half_life: Annotated[
+        float | None,
+        typer.Option(help=f"1 to {MAX_HALF_LIFE_S:g} seconds until a sample counts half. Default: 600."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [tracker] table.")] = None,
     foreground: Foreground = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a tracker: it knows the nodes, plans routes and answers OpenAI clients."""
+    check_routing(
+        policy=route_policy,
+        explore_share=route_explore_share,
+        weight_alpha=route_weight_alpha,
+        stats_half_life_s=route_stats_half_life,
+    )
     settings = _given(
         host=host,
         port=port,
@@ -160,6 +179,11 @@ def relay(
         config=config,
     )
     _one(DaemonSpec("relay", name or "relay", settings), foreground, timeout_s)
+
+
+def check_routing(**knobs: Any) -> None:
+    """Before a process is started that would refuse them. Raises StartError naming the knob and its range."""
+    RoutingConfig(**{name: value for name, value in knobs.items() if value is not None})
 
 
 def _given(**settings: Any) -> dict[str, Any]:

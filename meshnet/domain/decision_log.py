@@ -20,6 +20,9 @@ from meshnet.domain.routing import Decision, HopTiming, Outcome, RoutingConfig, 
 
 MAX_WEIGHT = 20.0
 """Of one row: a rare logged choice must not decide the estimate alone. Lower is steadier and leans to the logger."""
+FILE_ENDING = ".decisions.jsonl"
+"""Of a tracker's log, ``<state>/trackers/<name>.decisions.jsonl``; its older half has OLDER_ENDING after that."""
+OLDER_ENDING = ".1"
 CONFIDENCE_Z = 1.96
 """Standard normal quantile of a two-sided 95 % interval."""
 
@@ -66,6 +69,8 @@ class DecisionRow:
     completion_tokens: int = 0
     prompt_tokens: int = 0
     hop_timings: tuple[TimingRow, ...] = ()
+    boot: str = ""
+    """Of the tracker's process: stamps and epochs of two processes have nothing to do with each other."""
 
     @property
     def reward_tps(self) -> float:
@@ -91,7 +96,7 @@ class Estimate:
     """What the logging policy did earn on the same rows."""
 
 
-def decision_row(decision: Decision, candidates: Sequence[Candidate], outcome: Outcome) -> DecisionRow:
+def decision_row(decision: Decision, candidates: Sequence[Candidate], outcome: Outcome, boot: str = "") -> DecisionRow:
     """The log's row of one finished choice."""
     route = decision.route
     return DecisionRow(
@@ -113,21 +118,33 @@ def decision_row(decision: Decision, candidates: Sequence[Candidate], outcome: O
         completion_tokens=outcome.completion_tokens,
         prompt_tokens=outcome.prompt_tokens,
         hop_timings=tuple(TimingRow(t.node_id, t.steps, t.compute_s, t.queue_s) for t in outcome.hop_timings),
+        boot=boot,
     )
 
 
 def replay(rows: Iterable[DecisionRow], policy: str, config: RoutingConfig) -> Estimate:
     """What ``policy`` would have earned on logged decisions; it learns from the log's outcomes as it goes. Cancelled
     and re-routed rows are left out, and so are pinned and greedy-fallback ones, which no dice chose. It can only be
-    asked about candidates that were logged. Raises InvalidRequest without a usable row."""
-    router = Router(config)
-    router.policy(policy)
-    pending: list[Outcome] = []
+    asked about candidates that were logged. What another process of the tracker logged is learned anew, as the
+    tracker had to. Raises InvalidRequest without a usable row."""
+    Router(config).policy(policy)  # An unknown name is refused whatever the log holds.
+    lives: dict[str, list[DecisionRow]] = {}
+    for row in rows:
+        if _is_usable(row):
+            lives.setdefault(row.boot, []).append(row)
     weights: list[float] = []
     rewards: list[float] = []
-    for row in sorted(rows, key=lambda r: r.now):
-        if not _is_usable(row):
-            continue
+    for life in lives.values():
+        _replay_life(sorted(life, key=lambda row: row.now), policy, Router(config), weights, rewards)
+    return estimate(weights, rewards, policy)
+
+
+def _replay_life(
+    rows: Sequence[DecisionRow], policy: str, router: Router, weights: list[float], rewards: list[float]
+) -> None:
+    """Appends the weight and the reward of each row."""
+    pending: list[Outcome] = []
+    for row in rows:
         router.memory.arms.epochs.raise_to(row.model_key, row.epoch)
         pending = _observe_until(router, pending, row.now)
         candidates = [_candidate(row, c) for c in row.candidates]
@@ -135,7 +152,6 @@ def replay(rows: Iterable[DecisionRow], policy: str, config: RoutingConfig) -> E
         weights.append(min(odds.get(row.signature, 0.0) / row.propensity, MAX_WEIGHT))
         rewards.append(row.reward_tps)
         pending.append(_outcome(row, candidates))
-    return estimate(weights, rewards, policy)
 
 
 def estimate(weights: Sequence[float], rewards: Sequence[float], policy: str) -> Estimate:
