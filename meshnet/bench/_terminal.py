@@ -41,8 +41,9 @@ class Terminal:
         self.started_at = time.monotonic()
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            # Before anybody asks: a size that comes later is a race that ssh loses.
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", self.lines, self.columns, 0, 0))
             os.execvpe(self.words[0], list(self.words), {**self.environ, "COLUMNS": "", "LINES": ""})
-        self.resize(self.columns, self.lines)
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -88,6 +88,8 @@ def test_ascii_text_keeps_the_width(text: str) -> None:
         ({"LANG": "en_US.UTF-8", "LC_ALL": "C"}, False),
         ({"LANG": "en_US.ISO-8859-1"}, False),
         ({}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "de_DE.UTF-8"}, True),
     ],
 )
 def test_speaks_utf8_reads_the_first_locale_that_is_set(environ: dict[str, str], expected: bool) -> None:

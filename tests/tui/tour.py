@@ -81,7 +81,7 @@ def walk(tour: Tour) -> None:
     tour.keep("routing")
     for key, name, words in (
         ("2", "calls", "TTFT"), ("3", "nodes", "BENCH"), ("4", "layers", "held by no node: none"),
-        ("5", "models", "requests a minute"), ("7", "events", "call.finished"),
+        ("5", "models", "demand of smollm2"), ("7", "events", "call.finished"),
     ):  # fmt: skip
         tour.press(key)
         tour.see(words)

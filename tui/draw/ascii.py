@@ -84,9 +84,16 @@ def ascii_text(text: str) -> str:
     return "".join(char if char.isascii() else _SIGNS.get(char, "?" * cell_len(char)) for char in text)
 
 
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+"""What Python puts into LC_CTYPE when it finds the C locale (PEP 538): its own wish, not the terminal's."""
+
+
 def speaks_utf8(environ: Mapping[str, str]) -> bool:
     """Whether the locale (LC_ALL, LC_CTYPE, LANG: the first that is set) is a UTF-8 one; none set is not."""
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+    names = ["LC_ALL", "LC_CTYPE", "LANG"]
+    if environ.get("LC_CTYPE") in _COERCED and environ.get("LANG", "") in ("", "C", "POSIX"):
+        names.remove("LC_CTYPE")
+    for name in names:
         if environ.get(name):
             return "utf8" in environ[name].casefold().replace("-", "")
     return os.name == "nt"

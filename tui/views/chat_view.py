@@ -94,7 +94,7 @@ class ChatView(Vertical):
         return any(lane.is_streaming for lane in self.lanes)
 
     def take_focus(self) -> None:
-        self.query_one("#prompt").focus()
+        self.screen.set_focus(self.query_one("#prompt"))
 
     # ---- data down
 

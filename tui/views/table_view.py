@@ -79,7 +79,8 @@ class TableView(Vertical):
         return [*words, ("f", "follow")] if self.spec.follows else words
 
     def take_focus(self) -> None:
-        self.table.focus()
+        # At once, not when the queue gets there: what is typed next belongs to the new view.
+        self.screen.set_focus(self.table)
 
     # ---- data down
 

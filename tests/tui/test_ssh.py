@@ -1,0 +1,138 @@
+"""The console through a real sshd on loopback: a terminal, a locale, and an account that can do nothing else."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from meshnet.bench._canned_tracker import CannedTracker
+from meshnet.bench._terminal import Terminal
+from tests.tui.terminal_text import screen_of
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SSHD or not shutil.which("ssh"), reason="needs OpenSSH's sshd and ssh"),
+]
+PATIENCE_S = 40
+
+
+@dataclass
+class Server:
+    """One sshd of this test's own keys; ``key`` may do anything, ``forced`` gives the console only."""
+
+    port: int
+    key: Path
+    forced: Path
+
+    def ssh(self, key: Path, *words: str, tty: bool = True, environ: str = "") -> list[str]:
+        options = ["-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-q"]
+        options += ["-o", "IdentitiesOnly=yes", "-i", str(key), "-p", str(self.port)]
+        return ["ssh", *options, *(["-tt"] if tty else []), f"{getpass.getuser()}@127.0.0.1", environ, *words]
+
+
+@pytest.fixture(scope="module")
+def tracker() -> Iterator[CannedTracker]:
+    with CannedTracker(n_nodes=6, n_routes=9) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def server(tracker: CannedTracker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "key", "forced"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(words, check=True)
+    console = f"cd {Path.cwd()} && MESHNET_TRACKER={tracker.url} LANG=C.UTF-8 {sys.executable} -m tui --read-only"
+    keys = [
+        (folder / "key.pub").read_text(),
+        f'restrict,pty,command="{console}" ' + (folder / "forced.pub").read_text(),
+    ]
+    (folder / "authorized_keys").write_text("".join(keys))
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+        "PrintMotd no\nPrintLastLog no\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 10
+        while time.monotonic() < until and not answers(port):
+            time.sleep(0.05)  # Nothing says when sshd listens; asking it is the only way.
+        yield Server(port, folder / "key", folder / "forced")
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as door:
+        return door.connect_ex(("127.0.0.1", port)) == 0
+
+
+def remote(server: Server, tracker: CannedTracker, locale: str) -> list[str]:
+    command = f"cd {Path.cwd()} && LANG={locale} LC_ALL= {sys.executable} -m tui --tracker {tracker.url}"
+    return server.ssh(server.key, command)
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_over_ssh_the_console_draws_and_leaves_clean(server: Server, tracker: CannedTracker, locale: str) -> None:
+    environ = {"TERM": "xterm-256color", "PATH": "/usr/bin:/bin"}
+    with Terminal(remote(server, tracker, locale), environ, 80, 24) as terminal:
+        assert terminal.read_until(b"box-00>box-01", PATIENCE_S)
+        terminal.read_for(1)
+        text = screen_of(terminal)
+        assert "policy adr" in text
+        assert text.isascii() == (locale == "C")
+        assert b"38;2;" not in terminal.written, "the terminal's own colours over SSH"
+        terminal.send("3")
+        assert terminal.read_until(b"BENCH", 10)
+        terminal.send("q")
+        assert terminal.wait(20) == 0
+        assert b"\x1b[?1049l" in terminal.written
+
+
+def test_the_forced_account_gets_the_console_and_nothing_else(
+    server: Server, tracker: CannedTracker, tmp_path: Path
+) -> None:
+    environ = {"TERM": "xterm-256color", "PATH": "/usr/bin:/bin"}
+    marker = tmp_path / "made"
+    with Terminal(server.ssh(server.forced, f"touch {marker}"), environ, 80, 24) as terminal:
+        assert terminal.read_until(b"box-00>box-01", PATIENCE_S)
+        terminal.send("e")
+        assert terminal.read_until(b"read-only", 10)
+        terminal.send("6")
+        terminal.read_for(1)
+        terminal.send("hello\r")
+        terminal.read_for(2)
+        assert "read-only: this console only looks" in screen_of(terminal)
+        terminal.send("\x1b")
+        terminal.read_for(1)
+        terminal.send("q")
+        assert terminal.wait(20) == 0
+    assert not marker.exists()
+    done = subprocess.run(
+        server.ssh(server.forced, "cat", "/etc/passwd", tty=False),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert "root:" not in done.stdout
+    assert "needs a terminal" in done.stderr
+    forward = ["ssh", *server.ssh(server.forced, tty=False)[1:-2], "-N", "-o", "ExitOnForwardFailure=yes"]
+    denied = subprocess.run(
+        [*forward, "-R", "0:127.0.0.1:1", f"{getpass.getuser()}@127.0.0.1"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert denied.returncode != 0
