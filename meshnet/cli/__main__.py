@@ -27,6 +27,7 @@ from meshnet.cli.routes import app as routes_app
 from meshnet.cli.status import status
 from meshnet.cli.terminal import complain, prepare_streams, silence_broken_pipe
 from meshnet.cli.up import app as up_app
+from meshnet.cli.usage import usage
 from meshnet.domain.errors import MeshnetError
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(logs)
 app.command()(nodes)
 app.add_typer(routes_app, name="routes")
 app.command()(coverage)
+app.command()(usage)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 app.command("console")(open_console)
@@ -75,6 +77,7 @@ def meshnet(
 
     \b
     A machine that joins a mesh elsewhere:
+      meshnet up node --tracker http://10.0.0.5:7070 --memory 8GB    gets the layers that help most
       meshnet up node --model smollm2-135m --shard 0-14 --tracker http://10.0.0.5:7070
 
     MESHNET_HOME is the root of models, logs and state: two homes are two meshes. Exit codes: 0 ok, 1 failed, 2 usage,

@@ -82,7 +82,7 @@ class BringUp:
         if spec.kind == "node":
             check_tracker(str(spec.settings["tracker"]))
         self._check(self._triage([spec]))
-        self._pull([spec])
+        self._pull(_with_given_layers([spec]))
         self._raise([spec])
         return self._report
 
@@ -91,7 +91,7 @@ class BringUp:
         if not self._triage([spec]):
             raise StartError(f"{spec.name} already runs. Stop it with: meshnet down {spec.name}")
         self._check([spec])
-        self._pull([spec])
+        self._pull(_with_given_layers([spec]))
         return self._with_port(spec)
 
     def _triage(self, specs: Sequence[DaemonSpec]) -> list[DaemonSpec]:
@@ -174,6 +174,11 @@ class BringUp:
     def _answers(self, nodes: Sequence[DaemonSpec]) -> bool:
         names = {spec.name for spec in nodes}
         return any(sight.name in names and sight.phase == "ready" for sight in self._report.sights)
+
+
+def _with_given_layers(specs: Iterable[DaemonSpec]) -> list[DaemonSpec]:
+    """A node whose layers the tracker assigns fetches those, and only those, from the mesh."""
+    return [spec for spec in specs if spec.settings.get("shard")]
 
 
 def check_tracker(url: str) -> None:

@@ -6,11 +6,12 @@ import importlib.util
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import psutil
 import typer
@@ -43,9 +44,18 @@ class Finding:
     words: str
 
 
-def doctor() -> None:
+def doctor(
+    repair_db: Annotated[
+        bool, typer.Option("--repair-db", help="Set damaged statistics files aside; sound ones stay.")
+    ] = False,
+    stats_db: Annotated[
+        Path | None, typer.Option("--stats-db", help="With --repair-db: this file instead of the home's.")
+    ] = None,
+) -> None:
     """Check python, packages, disk, memory, ports, state files, models and the tracker. Exit code 1 if one is bad."""
     home, out = home_of(os.environ), console()
+    if repair_db:
+        raise typer.Exit(repair_databases(home, stats_db))
     findings = list(examine(home))
     for finding in findings:
         sign, style = _SIGNS[finding.verdict]
@@ -53,6 +63,21 @@ def doctor() -> None:
         out.print(line, soft_wrap=True)
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(exits.FAILED)
+
+
+def repair_databases(home: Home, stats_db: Path | None) -> int:
+    """Each in a child: whether a file is sound only the tracker's own code can say. Returns the exit code."""
+    running = [record.name for record in processes.living(home) if record.kind == "tracker"]
+    if running:
+        raise StartError(f"{', '.join(running)} writes to its file now. Stop it first: meshnet down {running[0]}")
+    files = [stats_db] if stats_db is not None else sorted((home.state / "trackers").glob("*.db"))
+    if not files:
+        console().print(f"There is no statistics file in {home.state / 'trackers'}.", soft_wrap=True)
+    codes = [
+        subprocess.run([sys.executable, "-P", "-m", "daemons.tracker.repair", str(file)], check=False).returncode
+        for file in files
+    ]
+    return exits.FAILED if any(codes) else exits.OK
 
 
 def examine(home: Home) -> Iterator[Finding]:

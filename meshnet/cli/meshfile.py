@@ -39,6 +39,8 @@ NODE_FLAGS = (
     "shard",
     "tracker",
     "memory",
+    "sessions",
+    "context",
     "host",
     "port",
     "advertise_url",

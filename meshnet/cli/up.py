@@ -113,12 +113,20 @@ def tracker(
 
 @app.command()
 def node(
-    model: Annotated[str | None, typer.Option(help="Short name of the model; fetched if it is not here.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Layers to hold, inclusive: 0-14.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Short name of the model. Default: the one that needs help.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Layers to hold, inclusive: 0-14. Default: what the tracker assigns.")
+    ] = None,
     tracker: Annotated[
         str | None, typer.Option(help="The tracker to join. Default: MESHNET_TRACKER, else this home's.")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory to use, like 8GB, when no shard is given.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="All the memory to use, like 8GB. Default: 0.8 of what is available.")
+    ] = None,
+    sessions: Annotated[int | None, typer.Option(min=1, help="Keep KV ready for so many chats (default 4) ...")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="... of so many tokens each (default 4096).")] = None,
     name: Name = None,
     host: Host = None,
     port: Port = None,
@@ -134,12 +142,18 @@ def node(
     foreground: Foreground = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Start a node: it holds some layers of one model and joins a tracker."""
+    """Start a node: it holds some layers of one model and joins a tracker.
+
+    Without --shard the tracker chooses the layers that help the mesh most and fit the memory; what this machine lacks
+    of them is fetched from the mesh.
+    """
     settings = _given(
         model=model,
         shard=shard,
         tracker=find_tracker(tracker, os.environ, Path.cwd()),
         memory=memory,
+        sessions=sessions,
+        context=context,
         host=host,
         port=port,
         advertise_url=advertise_url,
