@@ -127,7 +127,8 @@ def _scouting_cost(shown: Shown) -> float | None:
     routed = [row.tps for row in shown.snapshot.calls if row.mode in ("exploit", "scout") and row.tps]
     if not exploited or len(routed) == len(exploited):
         return None
-    return sum(exploited) / len(exploited) - sum(routed) / len(routed)
+    cost = sum(exploited) / len(exploited) - sum(routed) / len(routed)
+    return cost if cost > 0 else None
 
 
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
@@ -179,7 +180,7 @@ def hop_lines(shown: Shown, attempt: AttemptMessage, width: int) -> list[Line]:
     """The waterfall: each hop's part of one token's time."""
     total = sum((hop.computing_us or 0) + (hop.queued_us or 0) for hop in attempt.hops)
     room = max(4, min(24, width - 50))
-    said = [line((f"  {'hop':<14}{'layers':>8}{'compute':>11}{'queued':>10}  share of time", "title"))]
+    said = [line((f"  {'hop':<14}{'layers':>8}{'compute':>11}{'queued':>10}  {'share of time' if width >= 64 else 'share'}", "title"))]
     for hop in attempt.hops:
         name = fit(((visible(hop.name) or node_name(shown.snapshot, hop.node_id), ""),), 14)
         spent = (hop.computing_us or 0) + (hop.queued_us or 0)
@@ -236,7 +237,8 @@ def head(shown: Shown, width: int) -> list[Line]:
 def summary(shown: Shown) -> Line:
     running = sum(row.outcome == "running" for row in shown.snapshot.calls)
     return line(
-        f"{len(shown.snapshot.calls)} calls, {running} running", ("" if shown.prompts else "  prompts hidden", "dim")
+        f"{numbers.count(len(shown.snapshot.calls), 'call')}, {running} running",
+        ("" if shown.prompts else "  prompts hidden", "dim"),
     )
 
 

@@ -120,7 +120,8 @@ def head(shown: Shown, width: int) -> list[Line]:
 def summary(shown: Shown) -> Line:
     count = len(shown.problems)
     return line(
-        f"{len(shown.events)} events, ", (f"{count} problems stand", "bad") if count else ("no problem stands", "good")
+        f"{numbers.count(len(shown.events), 'event')}, ",
+        (numbers.count(count, "open problem"), "bad") if count else ("no open problem", "good"),
     )
 
 

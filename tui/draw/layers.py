@@ -88,7 +88,7 @@ def hosts_map(model: CoverageModel, width: int) -> Line:
 
 def _hosts_row(model: CoverageModel, width: int, place: int) -> Row:
     holes = sum(depth == 0 for depth in model.depths)
-    state: Span = (f"! {holes} holes", "bad") if holes else ("+ whole", "good")
+    state: Span = ("! " + numbers.count(holes, "hole"), "bad") if holes else ("+ whole", "good")
     cells: dict[str, Line] = {
         "name": line(span(model.model_key, "title")),
         "map": hosts_map(model, width),
@@ -221,7 +221,10 @@ def head(shown: Shown, width: int) -> list[Line]:
 
 def summary(shown: Shown) -> Line:
     holes = sum(depth == 0 for model in shown.snapshot.coverage for depth in model.depths)
-    return line(f"{len(shown.snapshot.coverage)} models, ", (f"{holes} holes", "bad" if holes else "good"))
+    return line(
+        f"{numbers.count(len(shown.snapshot.coverage), 'model')}, ",
+        (numbers.count(holes, "hole"), "bad" if holes else "good"),
+    )
 
 
 def empty(shown: Shown) -> Line:

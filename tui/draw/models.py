@@ -205,7 +205,7 @@ def head(shown: Shown, width: int) -> list[Line]:
 
 def summary(shown: Shown) -> Line:
     ready = sum(model.ready for model in shown.snapshot.models)
-    return line(f"{len(shown.snapshot.models)} models, {ready} ready")
+    return line(f"{numbers.count(len(shown.snapshot.models), 'model')}, {ready} ready")
 
 
 def empty(_shown: Shown) -> Line:

@@ -151,7 +151,7 @@ def _load(row: NodeMessage) -> Line:
 def _memory(row: NodeMessage) -> Line:
     hardware = row.hardware
     own = f"weights {numbers.size(row.weights_bytes)}   process {numbers.size(row.rss_bytes)}"
-    budget = f"   budget {numbers.size(row.memory_budget_bytes)}"
+    budget = f"   budget {numbers.size(row.memory_budget_bytes) if row.memory_budget_bytes else numbers.NONE}"
     free = f"   RAM free {numbers.size(hardware.ram_available_bytes)} of {numbers.size(hardware.ram_total_bytes)}"
     return line((" memory   ", "dim"), own, budget, free, f"   disk free {numbers.size(hardware.disk_free_bytes)}")
 
@@ -205,7 +205,10 @@ def summary(shown: Shown) -> Line:
     nodes = shown.snapshot.nodes
     ready = sum(row.state == "ready" for row in nodes)
     ram = sum(row.hardware.ram_total_bytes for row in nodes)
-    return line(f"{len(nodes)} nodes, {ready} ready", (f", {numbers.size(ram)} RAM together" if nodes else "", "dim"))
+    return line(
+        f"{numbers.count(len(nodes), 'node')}, {ready} ready",
+        (f", {numbers.size(ram)} RAM together" if nodes else "", "dim"),
+    )
 
 
 def empty(_shown: Shown) -> Line:

@@ -95,3 +95,8 @@ def clock(unix_s: float) -> str:
 
 def rpm(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def count(n: int, word: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"

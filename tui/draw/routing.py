@@ -138,7 +138,7 @@ def _learned(row: CandidateMessage) -> Line:
     return line(
         " learned ",
         (numbers.tps(row.learned_tps), "strong"),
-        f"{spread} tok/s from {row.samples} calls",
+        f"{spread} tok/s from {numbers.count(row.samples, 'call')}",
         (f"   weight {row.weight:.2f}   prior {numbers.tps(row.prior_tps)}", "dim"),
     )
 
@@ -271,7 +271,7 @@ def summary(shown: Shown) -> Line:
     every = list(candidates(shown.snapshot))
     proven = sum(row.status == "proven" and row.current for _, row in every)
     out = sum(len(model.left_out) for model in shown.snapshot.routing.models) if shown.snapshot.routing else 0
-    return line(f"{len(every)} routes, {proven} proven", (f", {out} left out" if out else "", "dim"))
+    return line(f"{numbers.count(len(every), 'route')}, {proven} proven", (f", {out} left out" if out else "", "dim"))
 
 
 def empty(shown: Shown) -> Line:
