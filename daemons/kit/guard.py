@@ -22,13 +22,13 @@ from meshnet.domain.nonces import Nonces
 from meshnet.wire import api
 from meshnet.wire.access import need_of
 from meshnet.wire.relay import parse_http_host
-from meshnet.wire.signatures import TRACKER_HEADER, Signed, verify_request
+from meshnet.wire.signatures import TRACKER_HEADER, Signed, unsigned, verify_request
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_AUTHORIZATION_CHARS = 256
 """A key has 56 characters; longer ones are not hashed."""
 _RAW_BODIES = {api.FORWARD}
-"""Routes whose body is raw rows, not JSON."""
+"""Routes whose body may also be raw rows, which no browser's form can send either."""
 _INTERNAL = "x-meshnet-"
 _TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "join", "lease"})
 """Needs whose callers may set ``X-Meshnet-*`` headers: daemons of the mesh. Everyone else's are dropped."""
@@ -103,6 +103,8 @@ class Guard:
         for name in ("Signature", "Signature-Input", TRACKER_HEADER):
             if len(request.headers.getall(name, [])) > 1:
                 raise Forbidden(f"Two {name} headers.", code="bad_signature")
+        if "Signature" not in request.headers:
+            raise unsigned()
         body = await request.read()
         signed = verify_request(request.method, str(request.url), request.headers, body, self.tracker, now=self.wall())
         node_id = request.match_info.get("node_id")
@@ -158,9 +160,9 @@ def _check_body(request: web.Request, path: str | None) -> None:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("Send the body uncompressed.", code="unsupported_media_type")
     has_body = request.can_read_body or request.method in ("POST", "PUT", "PATCH")
-    kind = "application/octet-stream" if path in _RAW_BODIES else "application/json"
-    if has_body and request.headers.get("Content-Type", "").split(";")[0].strip().lower() != kind:
-        raise InvalidRequest(f"Content-Type must be {kind}.", code="unsupported_media_type")
+    kinds = ("application/json", "application/octet-stream") if path in _RAW_BODIES else ("application/json",)
+    if has_body and request.headers.get("Content-Type", "").split(";")[0].strip().lower() not in kinds:
+        raise InvalidRequest(f"Content-Type must be {' or '.join(kinds)}.", code="unsupported_media_type")
 
 
 def _canonical(request: web.Request) -> str | None:

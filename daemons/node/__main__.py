@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import BinaryIO, NoReturn
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from daemons.kit import config, host, logs
 from daemons.kit.files import FileServer
+from daemons.kit.guard import Guard, guarded_names
+from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
+from daemons.kit.signing import RequestSigner
 from daemons.kit.web import Site, serve
 from daemons.node.announce import Advertised, Announcer
 from daemons.node.app import node_app, status_of
@@ -34,7 +38,7 @@ from daemons.node.slowed import SlowedEngine
 from daemons.node.speed import read_speed, save_speed, speed_key
 from daemons.node.wallet import WalletKey, open_wallet
 from meshnet.client.files import FilesClient
-from meshnet.client.http import Client, open_http
+from meshnet.client.http import NOBODY, Client, Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.engine import EngineSpeed, ShardEngine, TextCodec
 from meshnet.domain.errors import MeshnetError, StartError
@@ -43,7 +47,8 @@ from meshnet.domain.shards import Shard
 from meshnet.weights.fetch import fetch_shard
 from meshnet.weights.places import HOME_VARIABLE, state_root, store_root
 from meshnet.weights.store import Store
-from meshnet.wire import api
+from meshnet.wire import access, api
+from meshnet.wire.keyfile import KEY_FILE
 from meshnet.wire.messages import MoveAdvice, NodeStatus
 
 log = logging.getLogger("daemons.node")  # As a program, __name__ is no logger of ours.
@@ -70,6 +75,7 @@ class Plan:
     folder: Path
     wallet: WalletKey
     store: Store
+    tracker: TrackerClient
 
     @property
     def shard(self) -> Shard:
@@ -136,7 +142,7 @@ def read_settings(argv: list[str]) -> NodeSettings:
 async def serve_until(stop: Stop, settings: NodeSettings) -> None:
     """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
     measured, gone within 5 s. Moving to other layers is another process in the same place."""
-    async with open_http() as client:
+    async with open_http(ca_file=settings.ca_file) as client:
         plan = await make_plan(settings, client)
         missing = sum(entry.size_bytes for entry in plan.work.model.missing(plan.shard))
         progress = Progress(plan.work.model.shard_bytes(plan.shard) + missing)
@@ -204,9 +210,32 @@ async def make_plan(settings: NodeSettings, client: Client) -> Plan:
     wallet = open_wallet(folder)
     store = Store(store_root(os.environ))
     hardware = host.hardware_profile(folder)
-    tracker = TrackerClient(client, settings.tracker)
-    joiner = Joiner(settings, store, wallet.wallet, tracker, lambda url: FilesClient(client, url), hardware)
-    return Plan(settings, await joiner.find_work(), folder, wallet, store)
+    credentials = Credentials(
+        settings.join_token, RequestSigner(wallet.private, time.time, lambda: secrets.token_hex(16))
+    )
+    tracker = TrackerClient(client, settings.tracker, credentials)
+
+    def dial(url: str) -> FilesClient:
+        """Only the tracker is shown what opens the mesh."""
+        return FilesClient(client, url, credentials if url == tracker.url else NOBODY)
+
+    joiner = Joiner(settings, store, wallet.wallet, tracker, dial, hardware)
+    return Plan(settings, await joiner.find_work(), folder, wallet, store, tracker)
+
+
+def make_guard(plan: Plan) -> Guard:
+    """Who may call this node over HTTP. Raises StartError for a key file that others can read."""
+    settings, keys = plan.settings, KeyFile(state_root(os.environ) / KEY_FILE)
+    advertised = urlsplit(settings.advertise_url).hostname or ""
+    return Guard(
+        settings.profile,
+        access.NODE,
+        keys,
+        time.monotonic,
+        time.time,
+        names=guarded_names(settings.host, advertised),
+        wallet=plan.wallet.wallet,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -224,7 +253,8 @@ async def _running(
             return status_of(node, settings.name, (progress.done, progress.total), (settings.tracker,), registered)
 
         files = FileServer(plan.store, time.monotonic)
-        site = await serve(node_app(node, settings.name, status, files), settings.host, _port(settings))
+        app = node_app(node, settings.name, status, files, make_guard(plan))
+        site = await serve(app, settings.host, _port(settings))
         stack.push_async_callback(site.close)
         stack.push_async_callback(node.close)  # Before the site: links end first.
         url = settings.advertise_url or site.url
@@ -239,9 +269,8 @@ async def _running(
             settings.rebalance,
         )
         rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
-        tracker = TrackerClient(client, settings.tracker)
         announcers.append(
-            Announcer(node, tracker, plan.wallet, advertised, lambda: progress.done, rng, moves.put_nowait)
+            Announcer(node, plan.tracker, plan.wallet, advertised, lambda: progress.done, rng, moves.put_nowait)
         )
         stack.push_async_callback(announcers[0].leave)
         run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)

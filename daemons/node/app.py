@@ -11,12 +11,14 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from daemons.kit import host
 from daemons.kit.files import FileServer
+from daemons.kit.guard import Guard, guarding
 from daemons.kit.web import json_response, make_app
 from daemons.node.service import Node
 from meshnet import __version__
 from meshnet.domain.engine import ITEMSIZE, Rows
 from meshnet.domain.errors import InvalidRequest
-from meshnet.wire import api
+from meshnet.domain.keys import KeyRing
+from meshnet.wire import access, api
 from meshnet.wire.decode import decode_json
 from meshnet.wire.messages import Health, NodeStatus, TokenId
 
@@ -26,9 +28,14 @@ TokenList = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=FORWARD
 
 
 def node_app(
-    node: Node, name: str, status: Callable[[], NodeStatus], files: FileServer | None = None
+    node: Node,
+    name: str,
+    status: Callable[[], NodeStatus],
+    files: FileServer | None = None,
+    guard: Guard | None = None,
 ) -> web.Application:
-    """``status`` is asked at each request; ``files`` gives what this node holds of the model to others."""
+    """``status`` is asked at each request; ``files`` gives what this node holds of the model to others. Without a
+    ``guard`` of its own it is one on loopback, without keys."""
 
     async def get_status(request: web.Request) -> web.Response:
         return json_response(status())
@@ -43,7 +50,7 @@ def node_app(
         return await forward(node, request)
 
     given = [web.get(api.MODEL_FILE, files.serve, allow_head=False)] if files is not None else []
-    return make_app(
+    app = make_app(
         [
             *given,
             web.get(api.LINK, node.links.accept),
@@ -55,6 +62,8 @@ def node_app(
         ],
         api.MAX_FORWARD_BODY_BYTES,
     )
+    app.middlewares.append(guarding(guard or Guard("local", access.NODE, KeyRing, node.now, node.now)))
+    return app
 
 
 async def forward(node: Node, request: web.Request) -> web.Response:

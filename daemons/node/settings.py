@@ -10,6 +10,7 @@ from typing import Literal
 from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, DEFAULT_SESSIONS, Promise
 from meshnet.domain.errors import InvalidRequest, StartError
 from meshnet.domain.ids import is_model_key
+from meshnet.domain.keys import Profile
 from meshnet.domain.shards import Shard, parse_shard
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
@@ -27,7 +28,7 @@ class NodeSettings:
     name: str = "node"
     """Names its wallet, run file and log: two nodes of one home need two names."""
     host: str = "127.0.0.1"
-    """Address to listen on. Only loopback, until nodes prove who they are."""
+    """Address to listen on. Beyond loopback anybody could link to it: refused under the profile local."""
     port: int | None = None
     """None: 7071 in the default home, a free one in any other; 0: a free one."""
     advertise_url: str = ""
@@ -48,6 +49,16 @@ class NodeSettings:
     """KV is kept ready for so many sessions of so many tokens: more of either costs layers."""
     rebalance: bool = False
     """Move to other layers on the tracker's advice, after the sessions have drained."""
+    profile: Profile = "local"
+    """As the tracker's. Beyond local, peers prove their wallets, hops want tickets, and HTTP wants keys."""
+    join_token: str = ""
+    """Lets this node join (meshnet keys create NAME --scope join). MESHNET_JOIN_TOKEN keeps it off command lines."""
+    ca_file: str = ""
+    """PEM of the CA that signed the tracker's certificate, when it is one's own (meshnet ca init)."""
+    relay: str = ""
+    """Control addresses of relays (ws://host:7090), with commas between: where nobody can dial this node."""
+    allow_cidrs: str = ""
+    """Private networks whose nodes may be dialled although the profile is exposed, with commas between."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     def check(self) -> None:
@@ -62,8 +73,8 @@ class NodeSettings:
             raise StartError("--delay-per-layer-ms must not be negative, and --threads at least 1.")
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise StartError(f"--port is {self.port}; ports go from 0 (a free one) to 65535.")
-        if not is_loopback(self.host):
-            raise StartError(f"--host {self.host} is refused: only loopback is served until the mesh has keys.")
+        if self.profile == "local" and not is_loopback(self.host):
+            raise StartError(f"--host {self.host} would let anybody link to this node: give --profile lan or exposed.")
         self.kv_bytes()
         self.memory_bytes()
         if self.shard:

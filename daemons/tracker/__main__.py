@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -14,16 +15,25 @@ from random import Random
 import aiohttp
 
 from daemons.kit import config, logs
+from daemons.kit.identity import WalletKey, load_or_create
+from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
+from daemons.kit.tls import server_context
 from daemons.tracker.app import open_site
+from daemons.tracker.doors import make_guard
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.store import Database, open_database
 from daemons.tracker.supply import Means
 from meshnet.client.files import FilesClient
 from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError, StartError
+from meshnet.domain.keys import check_bind
+from meshnet.domain.slices import next_generation
 from meshnet.weights.places import state_root, store_root
 from meshnet.weights.store import Store
+from meshnet.wire.keyfile import KEY_FILE
 
 TIMEOUTS = {
     "connect": "a link to a head may take to open",
@@ -38,11 +48,13 @@ TIMEOUTS = {
 def main(argv: list[str] | None = None) -> int:
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
+        keys = KeyFile(state_root(os.environ) / KEY_FILE)
+        check_bind(settings.host, settings.profile, has_keys=keys().has_live(), has_tls=settings.has_tls)
     except MeshnetError as error:
         print(error.message, file=sys.stderr)
         return 1
     logs.configure(settings.log_level)
-    return run(lambda stop: serve_until(stop, settings))
+    return run(lambda stop: serve_until(stop, settings, keys))
 
 
 def read_settings(argv: list[str]) -> TrackerConfig:
@@ -55,10 +67,20 @@ def read_settings(argv: list[str]) -> TrackerConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m daemons.tracker", description="Run a tracker.")
     parser.add_argument("--config", type=Path, help="TOML file; its [tracker] table is read")
-    parser.add_argument("--host", help="address to listen on; loopback only until there are keys")
+    parser.add_argument("--host", help="address to listen on; beyond loopback with --profile lan or exposed")
+    parser.add_argument("--profile", help="who may come in: local (this machine), lan (with keys), exposed (and TLS)")
+    parser.add_argument("--tls-certificate", help="PEM file; with --tls-key clients come by https://")
+    parser.add_argument("--tls-key", help="PEM file")
+    parser.add_argument("--trusted-proxy", help="addresses of proxies that end TLS before us, with commas between")
+    parser.add_argument("--public-names", help="host names under which clients call us, with commas between")
+    parser.add_argument("--join-allow", help="wallets that may join without a token, with commas between")
+    parser.add_argument("--allow-cidrs", help="private networks nodes of an exposed mesh may be in, by commas")
+    parser.add_argument("--relays", help="relays told to nodes that nobody can dial: ws://host:7090, by commas")
     parser.add_argument("--port", type=int, help="0 asks for a free one")
     parser.add_argument("--name", help="of the run file and the log")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR")
+    parser.add_argument("--stats-db", help="SQLite file of demand, calls and the usage ledger")
+    parser.add_argument("--peer", action="append", help="address of another tracker to share demand with (repeatable)")
     parser.add_argument("--route-policy", help="how routes are chosen: adr, hop, greedy, eps, thompson, p2c, random")
     parser.add_argument(
         "--route-explore-share",
@@ -76,14 +98,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def serve_until(stop: Stop, settings: TrackerConfig) -> None:
+async def serve_until(stop: Stop, settings: TrackerConfig, keys: KeyFile) -> None:
     root = state_root(os.environ)
-    identity = Identity(tracker_id_of(root / "trackers" / f"{settings.name}.id"), secrets.token_hex(8))
+    tls = None
+    if settings.tls_certificate:
+        tls = server_context(Path(settings.tls_certificate), Path(settings.tls_key))
+    key = load_or_create(root / "trackers" / f"{settings.name}.key")
+    clock = Clock(time.monotonic, time.time)
+    database = open_database(database_path(root, settings))
+    with contextlib.closing(database):
+        await _serve(stop, settings, root, database, clock, key, keys, tls)
+
+
+async def _serve(
+    stop: Stop,
+    settings: TrackerConfig,
+    root: Path,
+    database: Database,
+    clock: Clock,
+    key: WalletKey,
+    keys: KeyFile,
+    tls: ssl.SSLContext | None,
+) -> None:
+    saved = database.load(settings.max_calls_kept)
+    tracker_id = saved.tracker_id or tracker_id_of(root / "trackers" / f"{settings.name}.id")
+    identity = Identity(tracker_id, secrets.token_hex(8), next_generation(saved.generation, clock.wall()), key)
     rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
     async with aiohttp.ClientSession(trust_env=False) as http, open_http() as client:
-        means = Means(Store(store_root(os.environ)), lambda url: FilesClient(client, url), rng)
-        tracker = Tracker(settings, identity, http, Clock(time.monotonic, time.time), rng, means)
-        site = await open_site(tracker, settings.host, settings.port)
+        peers = [TrackerClient(client, url) for url in settings.peer]
+        store = Store(store_root(os.environ))
+        means = Means(store, lambda url: FilesClient(client, url), Random(identity.boot), peers, database, saved)
+        tracker = Tracker(settings, identity, http, clock, rng, means)
+        guard = make_guard(settings, identity, clock, keys)
+        site = await open_site(tracker, settings.host, settings.port, guard, tls)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
         print(f"tracker {settings.name} listens on {site.url}", flush=True)
         try:
@@ -95,6 +142,11 @@ async def serve_until(stop: Stop, settings: TrackerConfig) -> None:
             await tracker.close()
             with contextlib.suppress(FileNotFoundError):
                 run_file.unlink()
+
+
+def database_path(root: Path, settings: TrackerConfig) -> Path:
+    """``--stats-db``, else ``<state>/trackers/<name>.db``."""
+    return Path(settings.stats_db).expanduser() if settings.stats_db else root / "trackers" / f"{settings.name}.db"
 
 
 def tracker_id_of(path: Path) -> str:

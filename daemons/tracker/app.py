@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
+
 from aiohttp import web
 
 import meshnet
+from daemons.kit.guard import Guard, guarding
 from daemons.kit.web import Site, json_response, make_app, serve
 from daemons.tracker import respond, routing_views, views
+from daemons.tracker.doors import make_guard, require_signer
 from daemons.tracker.feed import feed
 from daemons.tracker.metrics import CONTENT_TYPE
 from daemons.tracker.parts import Tracker
+from daemons.tracker.settings import TrackerConfig
 from meshnet.domain.errors import InvalidRequest, Overloaded
+from meshnet.domain.keys import KeyRing
 from meshnet.wire import api
 from meshnet.wire.decode import decode_json
 from meshnet.wire.demand import AssignmentRequest, GossipMessage
@@ -54,7 +60,9 @@ class Handlers:
         ]
 
     async def register(self, request: web.Request) -> web.Response:
-        lease = self._tracker.fleet.register(decode_json(await _control_body(request), RegisterRequest))
+        claim = decode_json(await _control_body(request), RegisterRequest)
+        require_signer(request, claim.wallet)
+        lease = self._tracker.fleet.register(claim)
         identity = self._tracker.identity
         return json_response(
             RegisterResponse(
@@ -63,6 +71,7 @@ class Handlers:
                 heartbeat_interval_s=self._tracker.fleet.heartbeat_s,
                 tracker_id=identity.tracker_id,
                 tracker_boot=identity.boot,
+                tracker_wallet=identity.wallet,
             ),
             status=201,
         )
@@ -80,10 +89,13 @@ class Handlers:
 
     async def nodes(self, request: web.Request) -> web.Response:
         tracker = self._tracker
-        return json_response(views.nodes(tracker.fleet, tracker.planner, tracker.supply.claims, tracker.clock.now()))
+        return json_response(
+            views.nodes(tracker.fleet, tracker.planner, tracker.supply.claims.ratio, tracker.clock.now())
+        )
 
     async def assign(self, request: web.Request) -> web.Response:
         wanted = decode_json(await _control_body(request), AssignmentRequest)
+        require_signer(request, wanted.wallet)
         return json_response(await self._tracker.supply.assignments.assign(wanted))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -146,7 +158,7 @@ class Handlers:
         return await respond.whole(self._tracker.chat, chat)
 
     async def health(self, request: web.Request) -> web.Response:
-        return json_response(Health("ok", meshnet.__version__))
+        return json_response(Health("ok", meshnet.__version__, self._tracker.identity.wallet))
 
     async def ready(self, request: web.Request) -> web.Response:
         fleet = self._tracker.fleet
@@ -159,9 +171,14 @@ class Handlers:
         return web.Response(body=self._tracker.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def open_site(tracker: Tracker, host: str, port: int) -> Site:
-    """Serve. Raises StartError when the address cannot be bound."""
-    site = await serve(make_app(Handlers(tracker).routes(), api.MAX_CHAT_BODY_BYTES), host, port)
+async def open_site(
+    tracker: Tracker, host: str, port: int, guard: Guard | None = None, tls: ssl.SSLContext | None = None
+) -> Site:
+    """Serve behind ``guard``, or behind that of a tracker on loopback without keys. Raises StartError when the address
+    cannot be bound."""
+    app = make_app(Handlers(tracker).routes(), api.MAX_CHAT_BODY_BYTES)
+    app.middlewares.append(guarding(guard or make_guard(TrackerConfig(), tracker.identity, tracker.clock, KeyRing)))
+    site = await serve(app, host, port, tls)
     tracker.start(site.url)
     return site
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import aiohttp
 
+from daemons.kit.identity import WalletKey
 from daemons.kit.tasks import Tasks, every
 from daemons.tracker.attempts import Attempts
 from daemons.tracker.calls import CallWall
@@ -19,7 +21,7 @@ from daemons.tracker.planner import Planner
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.supply import Means, Supply
 from meshnet.domain.demand import DemandStats
-from meshnet.domain.ids import CallId, NodeId
+from meshnet.domain.ids import CallId, NodeId, Wallet
 from meshnet.wire import api
 from meshnet.wire.messages import Hello
 
@@ -42,6 +44,14 @@ class Identity:
 
     tracker_id: str
     boot: str
+    generation: int | None = None
+    """Of this id's counts, rising with every start; None: by the clock."""
+    key: WalletKey | None = None
+    """Signs tickets; without one, links carry none."""
+
+    @property
+    def wallet(self) -> Wallet:
+        return self.key.wallet if self.key is not None else Wallet("")
 
     def hello(self) -> Hello:
         return Hello(
@@ -65,11 +75,13 @@ class Tracker:
         self.clock = clock
         self.started = int(clock.wall())
         self.fleet = Fleet(clock.now)
-        # A generation is one life of this id's counts: they begin anew at each start, so it must rise.
-        self.demand = DemandStats(identity.tracker_id, self.started, "")
+        generation = identity.generation
+        self.demand = DemandStats(identity.tracker_id, self.started if generation is None else generation, "")
+        self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell)
         self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health)
-        self.events = EventLog(clock.wall)
-        self.wall = CallWall(clock.now, config.max_calls_kept, self._names)
+        self.events = EventLog(clock.wall, keep=self.supply.on_event)
+        self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self.supply.on_call)
+        self.supply.attach(self.wall, self.events, config.max_calls_kept)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
         self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now)
         self.chat = ChatService(
@@ -85,7 +97,6 @@ class Tracker:
             clock.wall,
             self._on_demand,
         )
-        self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self.events.add)
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")
 
@@ -94,6 +105,9 @@ class Tracker:
         self.supply.start(url)
         self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
         self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self.events.add(kind, **fields)
 
     def _names(self) -> dict[NodeId, str]:
         return {node.node_id: node.name for node in self.fleet.nodes()}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from meshnet.domain.errors import StartError
+from meshnet.domain.ids import Wallet
+from meshnet.domain.keys import Profile
 from meshnet.domain.routing import RoutingConfig
 from meshnet.wire import api
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_WALLET = re.compile(r"[a-z0-9]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +19,33 @@ class TrackerConfig:
     """Raises StartError naming the setting and its range."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback anybody could join or ask: refused while there are no keys."""
+    """Address to listen on. Beyond loopback anybody could join or ask: refused under the profile local."""
     port: int = api.DEFAULT_TRACKER_PORT
     """0 asks for a free one."""
     name: str = "tracker"
     """Of the run file and the log."""
     log_level: str = "INFO"
+    profile: Profile = "local"
+    """Who may come in. local: this machine. lan: with API keys and join tokens. exposed: the same over TLS, or an entry
+    of ``join_allow`` instead of a token; bounded per address."""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    """PEM files for https://. Both or none."""
+    trusted_proxy: str = ""
+    """Addresses of proxies that end TLS before us, with commas between: their X-Forwarded-For names the caller."""
+    public_names: str = ""
+    """Host names under which clients call us, with commas between. Empty: the address we listen on; beyond loopback
+    any, since there a key or a signature proves the caller."""
+    join_allow: str = ""
+    """Wallets that may join without a join token, with commas between."""
+    allow_cidrs: str = ""
+    """Private networks that nodes may be in although the profile is exposed, with commas between."""
+    relays: str = ""
+    """Control addresses of relays (ws://host:7090) told to nodes that nobody can dial, with commas between."""
+    stats_db: str = ""
+    """SQLite file of demand, calls, events and the usage ledger. Empty: under the state folder, by the name."""
+    peer: tuple[str, ...] = ()
+    """Addresses of other trackers to share demand with. From the environment: separated by commas."""
     route_policy: str = "adr"
     """How routes are chosen when the request does not say."""
     route_explore_share: float = 0.3
@@ -57,11 +81,25 @@ class TrackerConfig:
         _within("spare_wait", self.spare_wait, 0, 600)
         _within("drain", self.drain, 0, 3600)
         _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
-        if self.host not in LOOPBACK:
-            raise StartError(
-                f"Listening on {self.host} would let anybody join and ask, and this version has no keys yet: "
-                "use --host 127.0.0.1 and reach it through SSH."
-            )
+        for url in self.peer:
+            if not url.startswith(("http://", "https://")) or len(url) > 512:
+                raise StartError(f"peer is {url!r}; it must be a tracker's address like http://10.0.0.5:7070.")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise StartError("tls_certificate and tls_key go together: give both, or none.")
+        self.allowed_wallets()
+
+    def allowed_wallets(self) -> frozenset[Wallet]:
+        """Raises StartError naming what is no wallet."""
+        wallets = listed(self.join_allow)
+        for wallet in wallets:
+            if not _WALLET.fullmatch(wallet):
+                raise StartError(f"join_allow: {wallet!r} is no wallet.")
+        return frozenset(map(Wallet, wallets))
+
+    @property
+    def has_tls(self) -> bool:
+        """Its own, or a proxy's before it."""
+        return bool(self.tls_certificate or self.trusted_proxy)
 
     def routing(self) -> RoutingConfig:
         return RoutingConfig(
@@ -119,6 +157,11 @@ class Deadlines:
 
     def between_tokens(self, slowest_step_s: float) -> float:
         return max(self.between_tokens_s, 8.0 * slowest_step_s)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a setting with commas between."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from meshnet.client.http import Door
+from meshnet.client.http import NOBODY, Credentials, Door
 from meshnet.domain.errors import WeightsError
 from meshnet.wire import api
 
@@ -18,8 +18,8 @@ MAX_SMALL_BYTES = 16 * 1024 * 1024
 class FilesClient:
     """One daemon that may hold files of a model."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
-        self._door = Door(http, url, "daemon", "it may have left; others are tried.")
+    def __init__(self, http: httpx.AsyncClient, url: str, credentials: Credentials = NOBODY) -> None:
+        self._door = Door(http, url, "daemon", "it may have left; others are tried.", credentials)
 
     @property
     def url(self) -> str:

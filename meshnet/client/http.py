@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
 
-from meshnet.domain.errors import DeadlineExceeded, MeshnetError, Unreachable
+from meshnet.domain.errors import DeadlineExceeded, MeshnetError, StartError, Unreachable
 from meshnet.wire import problem
 
 T = TypeVar("T")
@@ -49,22 +51,64 @@ ANSWER = Timeouts(read_s=900.0)
 """A whole answer comes as one piece after the last token; the tracker itself gives up after 10 minutes."""
 
 
-def open_http() -> httpx.AsyncClient:
+class Signer(Protocol):
+    """Signs requests as a wallet: ``daemons.kit.signing`` fulfils it; programs without a wallet have none."""
+
+    def sign(self, method: str, url: str, body: bytes) -> Mapping[str, str]:
+        """The headers to add."""
+        ...
+
+    def learn(self, headers: Mapping[str, str]) -> bool:
+        """What a refusal's headers say of how to sign; whether the same request is worth another try."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What requests to one daemon carry: a key (``mnk_…`` or ``mnj_…``), a wallet's signature, both or neither."""
+
+    key: str = ""
+    signer: Signer | None = None
+
+
+NOBODY = Credentials()
+
+
+def open_http(key: str = "", ca_file: str = "") -> httpx.AsyncClient:
     """The process's one client: each costs about 50 ms of TLS set-up. The environment's proxies are not asked, since
-    a mesh's own addresses are behind none."""
+    a mesh's own addresses are behind none. ``key`` goes with every request, whatever daemon it is for: only programs
+    of the operator or a user give one. ``ca_file``: PEM of one's own CA (meshnet ca init). Raises StartError."""
     # No bound on connections: each open stream holds one, and who opens streams bounds them.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0)
-    return httpx.AsyncClient(trust_env=False, timeout=CONTROL.as_httpx(), limits=limits, follow_redirects=False)
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return httpx.AsyncClient(
+        trust_env=False,
+        timeout=CONTROL.as_httpx(),
+        limits=limits,
+        follow_redirects=False,
+        headers=headers,
+        verify=_trusting(ca_file) if ca_file else True,
+    )
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=Path(ca_file))
+    except OSError as error:
+        raise StartError(f"Cannot use the CA file {ca_file}: {error.strerror or error}.") from None
 
 
 class Door:
     """One daemon's address, with the sentence that helps when nobody answers there."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, what: str, hint: str) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, url: str, what: str, hint: str, credentials: Credentials = NOBODY
+    ) -> None:
         self.url = url.rstrip("/")
         self._http = http
         self._what = what
         self._hint = hint
+        self._credentials = credentials
 
     async def ask(
         self,
@@ -91,16 +135,36 @@ class Door:
     async def _send(
         self, method: str, path: str, body: Any, params: Mapping[str, str] | None, timeouts: Timeouts
     ) -> httpx.Response:
-        content = None if body is None else msgspec.json.encode(body)
         with self.errors():
-            return await self._http.request(
-                method,
-                self.url + path,
-                content=content,
-                headers=JSON_HEADERS if content is not None else None,
-                params=params,
-                timeout=timeouts.as_httpx(),
-            )
+            response = await self._http.send(self._request(method, path, body, params, None, timeouts))
+            if self._may_retry(response):
+                response = await self._http.send(self._request(method, path, body, params, None, timeouts))
+            return response
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str] | None,
+        timeouts: Timeouts,
+    ) -> httpx.Request:
+        content = None if body is None else msgspec.json.encode(body)
+        sent = {**(JSON_HEADERS if content is not None else {}), **(headers or {})}
+        if self._credentials.key:
+            sent["Authorization"] = f"Bearer {self._credentials.key}"
+        request = self._http.build_request(
+            method, self.url + path, content=content, headers=sent, params=params, timeout=timeouts.as_httpx()
+        )
+        if self._credentials.signer is not None:
+            request.headers.update(self._credentials.signer.sign(method, str(request.url), content or b""))
+        return request
+
+    def _may_retry(self, response: httpx.Response) -> bool:
+        """A first request cannot know which process of the tracker to sign for: its refusal says so."""
+        signer = self._credentials.signer
+        return signer is not None and response.status_code in (401, 403) and signer.learn(response.headers)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -113,13 +177,13 @@ class Door:
     ) -> AsyncIterator[Reading]:
         """An answer that is read as it comes. Leaving the block before its end closes the connection, even if it is
         left by a cancellation and cancelled again meanwhile. Raises as ``ask``."""
-        content = None if body is None else msgspec.json.encode(body)
-        sent = {**(JSON_HEADERS if content is not None else {}), **(headers or {})}
-        request = self._http.build_request(
-            method, self.url + path, content=content, headers=sent, params=params, timeout=STREAM.as_httpx()
-        )
         with self.errors():
-            response = await self._http.send(request, stream=True)
+            response = await self._http.send(self._request(method, path, body, params, headers, STREAM), stream=True)
+            if self._may_retry(response):
+                await response.aclose()
+                response = await self._http.send(
+                    self._request(method, path, body, params, headers, STREAM), stream=True
+                )
         reading = Reading(response, self)
         try:
             if response.status_code >= 400:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from meshnet.client.http import ANSWER, Door, Reading
+from meshnet.client.http import ANSWER, NOBODY, Credentials, Door, Reading
 from meshnet.client.sse import ChatEvent, chat_events, read_events
 from meshnet.domain.errors import MeshnetError
 from meshnet.wire import api
@@ -75,8 +75,8 @@ class ChatAnswer:
 class TrackerClient:
     """``http`` is the process's one client (client/http.open_http); closing it is its owner's business."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
-        self._door = Door(http, url, "tracker", HINT)
+    def __init__(self, http: httpx.AsyncClient, url: str, credentials: Credentials = NOBODY) -> None:
+        self._door = Door(http, url, "tracker", HINT, credentials)
 
     @property
     def url(self) -> str:

@@ -11,7 +11,6 @@ from meshnet.wire import api, relay
 TRACKER: Final[dict[tuple[str, str], Need]] = {
     ("POST", api.NODES): "join",
     ("GET", api.NODES): "read",
-    ("GET", api.NODE): "read",
     ("DELETE", api.NODE): "lease",
     ("POST", api.HEARTBEAT): "lease",
     ("POST", api.ASSIGNMENTS): "join",

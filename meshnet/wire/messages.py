@@ -97,6 +97,10 @@ class RegisterResponse(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     heartbeat_interval_s: float
     tracker_id: str
     tracker_boot: str
+    tracker_wallet: str = ""
+    """Of the tracker's own key: whose tickets to take."""
+    relays: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    """Control addresses of relays that take this tracker's tickets, for nodes that nobody can dial."""
 
 
 class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -258,6 +262,8 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
 class Health(Struct, frozen=True):
     status: str
     version: str = ""
+    wallet: str = ""
+    """Of a tracker's own key: a relay is told whose tickets to take."""
 
 
 # ---- control frames of a link -------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def verify_request(
     lowered = {name.lower(): value for name, value in headers.items()}
     for name in ("signature", "signature-input"):
         if name not in lowered:
-            raise Forbidden("This request must be signed by the node's wallet.", code="unsigned")
+            raise unsigned()
         if len(lowered[name]) > MAX_HEADER_CHARS:
             raise Forbidden(f"{name} has {len(lowered[name])} characters.", code="bad_signature")
     if lowered.get(TRACKER_HEADER.lower()) != tracker:
@@ -132,6 +132,10 @@ def verify_request(
     if len(result) != 1:
         raise Forbidden(f"{len(result)} signatures; one is expected.", code="bad_signature")
     return _signed(result[0].parameters)
+
+
+def unsigned() -> Forbidden:
+    return Forbidden("This request must be signed by the node's wallet.", code="unsigned")
 
 
 def _signed(parameters: Mapping[str, Any]) -> Signed:

@@ -22,7 +22,7 @@ def start(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("--model", "nobody", "--shard", "0-14", "--tracker", "http://127.0.0.1:9"), "No model 'nobody'"),
         (("--shard", "0-14"), "--model"),
         (("--model", "nobody", "--tracker", "http://127.0.0.1:9"), "--tracker"),
-        (("--model", "nobody", "--shard", "0-14", "--host", "0.0.0.0"), "only loopback"),
+        (("--model", "nobody", "--shard", "0-14", "--host", "0.0.0.0"), "--profile lan"),
         (("--model", "nobody", "--shard", "0-14", "--config", "/nowhere.toml"), "/nowhere.toml"),
     ],
 )

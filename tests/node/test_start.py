@@ -27,31 +27,30 @@ def test_good_settings_give_the_shard() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": ""}, "--model"),
         ({"model": "../etc"}, "--model"),
-        ({"shard": ""}, "--shard 0-14"),
+        ({"model": ""}, "--shard 0-14"),
         ({"shard": "9-3"}, "9-3"),
         ({"shard": "all"}, "'all'"),
         ({"name": "a/b"}, "--name"),
-        ({"host": "0.0.0.0"}, "loopback"),
-        ({"host": "::"}, "loopback"),
-        ({"host": "example.org"}, "loopback"),
+        ({"host": "0.0.0.0"}, "--profile lan"),
+        ({"host": "::"}, "--profile lan"),
+        ({"host": "example.org"}, "--profile lan"),
         ({"port": 70_000}, "70000"),
         ({"threads": 0}, "--threads"),
         ({"kv_budget": "much"}, "'much'"),
         ({"delay_per_layer_ms": -1.0}, "--delay-per-layer-ms"),
-        ({"memory": "8GB"}, "not available"),
+        ({"memory": "some"}, "--memory"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_it(change: dict[str, object], said: str) -> None:
     with pytest.raises(StartError) as caught:
-        replace(GOOD, **change).checked_shard()  # type: ignore[arg-type]
+        replace(GOOD, **change).check()  # type: ignore[arg-type]
     assert said in caught.value.message and "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
 def test_loopback_is_allowed(host: str) -> None:
-    replace(GOOD, host=host).checked_shard()
+    replace(GOOD, host=host).check()
 
 
 @pytest.mark.parametrize(
@@ -59,14 +58,15 @@ def test_loopback_is_allowed(host: str) -> None:
     [("1GiB", 1 << 30), ("512MB", 512_000_000), ("1.5k", 1500), ("1024", 1024), ("2 g", 2_000_000_000)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert replace(GOOD, kv_budget=text).kv_budget_bytes() == size
+    assert replace(GOOD, kv_budget=text).kv_bytes() == size
 
 
 def test_a_wallet_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     first = open_wallet(tmp_path / "a")
     path = tmp_path / "a" / "wallet.key"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [p.name for p in path.parent.iterdir()] == ["wallet.key"]
+    assert {p.name for p in path.parent.iterdir()} == {"wallet.key", "wallet.tls"}
+    assert all(p.stat().st_mode & 0o777 == 0o600 for p in path.parent.iterdir())
     assert open_wallet(tmp_path / "a").wallet == first.wallet == wallet_of(first.public_key)
     assert open_wallet(tmp_path / "b").wallet != first.wallet
     assert "private" not in repr(first)

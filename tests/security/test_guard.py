@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +16,25 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, caller_of, guarded_names, guarding
 from daemons.kit.keyfile import KeyFile
 from daemons.kit.web import answer_errors
 from daemons.relay.app import Relay
 from daemons.relay.settings import RelayConfig
+from daemons.node.app import node_app, status_of
+from daemons.node.identity import Holding, Identity
+from daemons.node.service import Node
 from daemons.tracker.app import Handlers
 from meshnet.domain.errors import StartError
-from meshnet.domain.ids import wallet_of
+from meshnet.domain.ids import NodeId, wallet_of
 from meshnet.domain.keys import KeyRecord, KeyRing, Profile, Scope, make_key
+from meshnet.domain.shards import Shard
+from meshnet.weights.store import Store
 from meshnet.wire import access
 from meshnet.wire.keyfile import encode_keys
 from meshnet.wire.signatures import TRACKER_HEADER, sign_request
+from tests.tracker.running import run_tracker
 
 NOW = 1_800_000_000.0
 TRACKER = "tracker01/boot0001"
@@ -294,9 +302,21 @@ def test_names_are_the_ones_we_listen_on_and_are_told() -> None:
 # Every daemon's real routes are classified.
 
 
-def test_the_trackers_routes_are_all_classified() -> None:
-    routes = Handlers(None).routes()  # type: ignore[arg-type]  # only the table is read
-    assert {(r.method, r.path) for r in routes} <= set(access.TRACKER)
+async def test_the_trackers_routes_are_all_classified() -> None:
+    async with run_tracker() as running:
+        routes = Handlers(running.tracker).routes()
+    assert {(r.method, r.path) for r in routes} == set(access.TRACKER)
+
+
+async def test_the_nodes_routes_are_all_classified() -> None:
+    holding = Holding(NodeId(f"{WALLET}.0-9"), "boot-0001", "m", "0123456789abcdef", Shard(0, 9), 30, 8, 64, "float32")
+    async with aiohttp.ClientSession() as http:
+        node = Node(Identity(holding), http)
+        files = FileServer(Store(Path("/nonexistent")), time.monotonic)
+        app = node_app(node, "n1", lambda: status_of(node, "n1", (0, 0), (), True), files)
+        await node.close()
+    routes = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
+    assert {route for route in routes if route[0] != "HEAD"} == set(access.NODE)
 
 
 def test_the_relays_routes_are_all_classified() -> None:

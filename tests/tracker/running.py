@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import aiohttp
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from daemons.kit.signing import RequestSigner
 from daemons.tracker.app import open_site
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.supply import Means
 from meshnet.client.files import FilesClient
-from meshnet.client.http import open_http
+from meshnet.client.http import Client, Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.ids import wallet_of
 from meshnet.weights.store import Store
@@ -35,8 +39,34 @@ QUICK: dict[str, Any] = {
 }
 
 
+@functools.cache
+def private_key(number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"key {number}".encode()).digest())
+
+
 def public_key(number: int) -> str:
-    return hashlib.sha256(f"key {number}".encode()).hexdigest()
+    return private_key(number).public_key().public_bytes_raw().hex()
+
+
+class EverySigner:
+    """Signs as whichever of our nodes a request speaks of: one client plays them all."""
+
+    def __init__(self) -> None:
+        draw = functools.partial(secrets.token_hex, 16)
+        self._signers = {public_key(n): RequestSigner(private_key(n), time.time, draw) for n in range(1, 31)}
+
+    def sign(self, method: str, url: str, body: bytes) -> Mapping[str, str]:
+        for key, signer in self._signers.items():
+            if key.encode() in body or wallet_of(bytes.fromhex(key)) in f"{url}{body.decode()}":
+                return signer.sign(method, url, body)
+        return {}
+
+    def learn(self, headers: Mapping[str, str]) -> bool:
+        return any([signer.learn(headers) for signer in self._signers.values()])
+
+
+def playing_nodes(http: Client, url: str) -> TrackerClient:
+    return TrackerClient(http, url, Credentials(signer=EverySigner()))
 
 
 def claim(number: int, start: int, end: int, url: str = "http://127.0.0.1:9", **fields: Any) -> RegisterRequest:
@@ -94,7 +124,7 @@ async def run_tracker(**settings: Any) -> AsyncIterator[Running]:
         stack.push_async_callback(tracker.close)
         stack.push_async_callback(site.close)
         stack.push_async_callback(tracker.stop)
-        yield Running(tracker, site.url, TrackerClient(http, site.url), stack)
+        yield Running(tracker, site.url, playing_nodes(http, site.url), stack)
 
 
 def body(**fields: Any) -> dict[str, Any]:

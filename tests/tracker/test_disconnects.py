@@ -92,7 +92,8 @@ async def test_reader_that_takes_nothing_is_gone() -> None:
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         content = httpx.Request("POST", running.url, json=body(stream=True)).read()
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(content) + content
         )
         await writer.drain()
         await head.until(lambda: bool(head.cancels), 20.0)

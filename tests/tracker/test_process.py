@@ -21,7 +21,7 @@ from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import Overloaded, StartError
 from meshnet.wire.runfile import RunFile
 from tests.tracker.fake_head import FakeHead, Talk, whole_text
-from tests.tracker.running import body, claim, node_id_of
+from tests.tracker.running import body, claim, node_id_of, playing_nodes
 
 STARTS_WITHIN_S = 30.0
 
@@ -59,7 +59,7 @@ async def test_stop_in_the_middle_of_a_stream_says_so_and_exits_zero(tmp_path: P
         FakeHead(node_id_of(1, 0, 29)) as head,
     ):
         assert found.pid == tracker.pid and found.kind == "tracker"
-        client = TrackerClient(http, found.url)
+        client = playing_nodes(http, found.url)
         await client.register(claim(1, 0, 29, head.url))
 
         async def endless(talk: Talk) -> None:
@@ -87,7 +87,7 @@ async def test_drain_lets_a_running_answer_end_and_refuses_new_ones(tmp_path: Pa
         open_http() as http,
         FakeHead(node_id_of(1, 0, 29)) as head,
     ):
-        client = TrackerClient(http, found.url)
+        client = playing_nodes(http, found.url)
         await client.register(claim(1, 0, 29, head.url))
         refused = asyncio.Event()
 
@@ -124,7 +124,7 @@ async def refusal(client: TrackerClient) -> None:
 
 async def test_second_signal_cuts_the_drain_short_and_the_stream_still_ends_with_an_error(tmp_path: Path) -> None:
     async with process(tmp_path) as (tracker, found), open_http() as http, FakeHead(node_id_of(1, 0, 29)) as head:
-        client = TrackerClient(http, found.url)
+        client = playing_nodes(http, found.url)
         await client.register(claim(1, 0, 29, head.url))
 
         async def endless(talk: Talk) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from meshnet.client.http import open_http
-from meshnet.domain.errors import EpochChanged, InvalidRequest, NoRoute, NotFound
+from meshnet.domain.errors import EpochChanged, Forbidden, InvalidRequest, NoRoute, NotFound
 from meshnet.wire import api
 from meshnet.wire.messages import HeartbeatRequest
 from meshnet.wire.routing import EventMessage, ExplainRequest
@@ -37,16 +37,17 @@ async def test_lease_errors_have_codes_that_say_register_again(running: Running)
     await running.client.register(claim(1, 0, 14))
     with pytest.raises(EpochChanged):
         await running.client.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=4))
-    with pytest.raises(InvalidRequest) as unsound:
+    with pytest.raises(Forbidden) as forged:
         await running.client.register(claim(1, 0, 14, wallet="aaaaaaaaaaaaaaaaaaaa"))
-    assert unsound.value.param == "wallet"
+    assert forged.value.code == "not_yours"
 
 
 async def test_own_api_refuses_unknown_fields_and_large_bodies(running: Running) -> None:
     async with open_http() as http:
-        response = await http.post(running.url + api.NODES, json={"walet": "x"})
-        assert response.status_code == 400 and response.json()["error"]["param"] == "walet"
-        response = await http.post(running.url + api.NODES, content=b" " * (api.MAX_CONTROL_BODY_BYTES + 1))
+        response = await http.post(running.url + api.EXPLAIN, json={"modle": "x"})
+        assert response.status_code == 400 and response.json()["error"]["param"] == "modle"
+        large, kind = b" " * (api.MAX_CONTROL_BODY_BYTES + 1), {"Content-Type": "application/json"}
+        response = await http.post(running.url + api.EXPLAIN, content=large, headers=kind)
         assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
 
 
@@ -170,7 +171,7 @@ async def test_wrong_paths_and_methods_are_json(running: Running) -> None:
     async with open_http() as http:
         missing = await http.get(running.url + "/v2/nothing")
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
-        wrong = await http.put(running.url + api.NODES)
+        wrong = await http.put(running.url + api.NODES, json={})
         assert wrong.status_code == 405 and set(wrong.headers["allow"].split(",")) == {"GET", "POST"}
         for path in (api.CALLS + "?limit=x", api.CALLS + "?limit=0", api.EVENTS + "?after=x"):
             assert (await http.get(running.url + path)).status_code == 400

@@ -1,0 +1,39 @@
+"""Who may come in: the tracker's guard, and what a signed request must say of its signer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from daemons.kit.guard import Guard, caller_of, guarded_names
+from daemons.tracker.parts import Clock, Identity
+from daemons.tracker.settings import TrackerConfig
+from meshnet.domain.errors import Forbidden
+from meshnet.domain.ids import Wallet
+from meshnet.domain.keys import KeyRing
+from meshnet.wire import access
+
+
+def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Callable[[], KeyRing]) -> Guard:
+    """The rules of ``config.profile``."""
+    has_any_name = config.profile != "local" and not config.public_names
+    return Guard(
+        config.profile,
+        access.TRACKER,
+        keys,
+        clock.now,
+        clock.wall,
+        tracker=f"{identity.tracker_id}/{identity.boot}",
+        names=None if has_any_name else guarded_names(config.host, config.public_names),
+        join_allow=config.allowed_wallets(),
+    )
+
+
+def require_signer(request: web.Request, wallet: str) -> None:
+    """Raises Forbidden unless ``wallet`` itself signed this request."""
+    signed = caller_of(request).signed
+    if signed is None:
+        raise Forbidden("This request must be signed by the node's wallet.", code="unsigned")
+    if signed.wallet != Wallet(wallet):
+        raise Forbidden(f"{signed.wallet} signed what is said of {wallet}.", code="not_yours")
