@@ -94,6 +94,18 @@ class BenchMesh:
             time.sleep(POLL_S)
         raise StartError(f"nodes {', '.join(names)} are not ready after {START_S:g} s")
 
+    def wait_back(self, names: Sequence[str]) -> None:
+        """Until these, started again, are ready at the addresses where they listen now: a killed process keeps its
+        lease for a while."""
+        urls = {name: self.url(name) for name in names}
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            now = {node.name: node.url for node in self.nodes() if node.state == "ready"}
+            if all(now.get(name) == url for name, url in urls.items()):
+                return
+            time.sleep(POLL_S)
+        raise StartError(f"nodes {', '.join(names)} are not back after {START_S:g} s")
+
     def nodes(self) -> tuple[NodeMessage, ...]:
         answer = self._http.get(self.tracker_url + api.NODES)
         return msgspec.json.decode(answer.content, type=NodesResponse).nodes
