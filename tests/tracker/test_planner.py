@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
 import pytest
 
 from daemons.tracker.fleet import Fleet
-from daemons.tracker.planner import Planner
+from daemons.tracker.planner import Plan, Planner
 from meshnet.domain.errors import InvalidRequest, NoRoute
 from meshnet.domain.routing import Outcome, RoutingConfig
+from meshnet.wire.messages import HeartbeatRequest
 from tests.tracker.running import MODEL, claim, node_id_of
 from tests.tracker.test_fleet import ManualClock
 
 
 class Mesh:
-    def __init__(self, learning: bool = True) -> None:
+    def __init__(
+        self,
+        learning: bool = True,
+        policy: str = "adr",
+        seed: int = 1,
+        log: Callable[[Plan, Outcome], None] = lambda plan, outcome: None,
+    ) -> None:
         self.clock = ManualClock()
         self.fleet = Fleet(self.clock)
-        self.planner = Planner(self.fleet, RoutingConfig(), Random(1), self.clock, learning)
+        config = RoutingConfig(policy=policy)  # type: ignore[arg-type]
+        self.planner = Planner(self.fleet, config, Random(seed), self.clock, learning, log=log)
+
+    def beat(self, number: int, **fields: int) -> None:
+        """A heartbeat of node ``number``, whatever its shard."""
+        lease = next(one for one in self.fleet.leases() if one.node.name == f"n{number}")
+        self.fleet.heartbeat(lease.node.node_id, HeartbeatRequest(epoch=lease.node.epoch, **fields))
+
+    def finish(self, plan: Plan, tps: float, failed: bool = False) -> None:
+        """The planned request ends: 20 tokens at this speed, or its head breaks after some."""
+        route, now = plan.decision.route, self.clock.time
+        ended = Outcome(
+            route.model_key,
+            route,
+            route.signature,
+            plan.epoch,
+            "failed" if failed else "ok",
+            now,
+            now + 0.1,
+            now + 0.1 + 20 / tps,
+            20,
+            5,
+            loads=plan.loads,
+            claimed_layer_s=plan.chosen.layer_s,
+            failed_node=route.head.node_id if failed else None,
+        )
+        self.planner.observe(ended, plan)
 
     def sample(self, seconds: float = 1.0) -> str:
         """One served request; returns its route."""
@@ -109,6 +143,97 @@ def test_explain_changes_nothing(mesh: Mesh) -> None:
     chosen = [mesh.planner.plan(MODEL).decision.signature for _ in range(20)]
     assert explained == [chosen[0]] * 2
     assert chosen == [twin.planner.plan(MODEL).decision.signature for _ in range(20)]
+
+
+def served(seed: int, policy: str, explains: bool = False) -> list[str]:
+    """What one tracker decides over a thousand events: requests, failures, heartbeats, joins and leaves."""
+    mesh, events, trace = Mesh(policy=policy, seed=seed), Random(99), list[str]()
+    for number, (start, end) in enumerate([(0, 14), (15, 29), (0, 29), (10, 29)], 1):
+        mesh.fleet.register(claim(number, start, end, benchmark_tokens_per_sec=10.0 * number))
+    for _ in range(1000):
+        mesh.clock.time += events.uniform(0.01, 3.0)
+        speed, kind = events.uniform(5, 50), events.random()
+        for number in range(1, 5):
+            mesh.beat(number, queue_depth=events.randrange(2))
+        if kind < 0.02:
+            mesh.fleet.register(claim(5, 0, 29))
+            continue
+        if explains:
+            mesh.planner.explain(MODEL)
+            mesh.planner.table(MODEL, "hop")
+        plan = mesh.planner.plan(MODEL)
+        with mesh.planner.reserve(plan):
+            mesh.finish(plan, speed, failed=0.02 < kind < 0.06)
+        decision = plan.decision
+        trace.append(f"{decision.mode} {decision.signature} {decision.propensity!r}")
+        if kind > 0.98 and mesh.fleet.get(node_id_of(5, 0, 29)) is not None:
+            mesh.fleet.leave(node_id_of(5, 0, 29))
+    return trace
+
+
+@pytest.mark.parametrize("policy", ["adr", "hop", "thompson"])
+def test_two_trackers_of_one_seed_and_the_same_events_decide_alike(policy: str) -> None:
+    trace = served(7, policy)
+    assert len(trace) > 950 and {line.partition(" ")[0] for line in trace} == {"scout", "exploit"}
+    assert served(7, policy, explains=True) == trace
+    assert served(8, policy) != trace
+
+
+def test_candidates_are_kept_while_nothing_changes_and_only_then(mesh: Mesh) -> None:
+    first = mesh.planner.plan(MODEL)
+    assert mesh.planner.plan(MODEL).candidates is first.candidates
+    with mesh.planner.reserve(first):
+        busy = mesh.planner.plan(MODEL)
+        assert busy.candidates is not first.candidates and max(c.loads[0] for c in busy.candidates) == 1
+    assert mesh.planner.plan(MODEL).candidates is first.candidates
+    mesh.beat(3, queue_depth=4)
+    queued = mesh.planner.plan(MODEL).candidates
+    assert 4 in {load for candidate in queued for load in candidate.loads}
+    mesh.clock.time += 0.3
+    assert mesh.planner.plan(MODEL).candidates is not queued
+
+
+def test_looking_keeps_no_candidates(mesh: Mesh) -> None:
+    assert mesh.planner.candidates(MODEL) is not mesh.planner.candidates(MODEL)
+    explained = mesh.planner.explain(MODEL)
+    assert mesh.planner.plan(MODEL).candidates is not explained.candidates
+
+
+def test_a_failure_is_seen_by_the_very_next_choice(mesh: Mesh) -> None:
+    plan = mesh.planner.plan(MODEL)
+    mesh.finish(plan, 10.0, failed=True)
+    left = {node_id for candidate in mesh.planner.plan(MODEL).candidates for node_id in candidate.route.node_ids}
+    assert left and plan.decision.route.head.node_id not in left
+
+
+def test_pinned_and_greedy_plans_know_their_loads_and_claims_too(mesh: Mesh) -> None:
+    mesh.beat(2, queue_depth=3)
+    plan = mesh.planner.plan(MODEL, pin=[node_id_of(1, 0, 14), node_id_of(2, 15, 29)])
+    assert plan.loads == (0, 3) and plan.chosen.layer_s == pytest.approx((1 / 150, 1 / 150))
+    greedy = Mesh(learning=False)
+    greedy.fleet.register(claim(1, 0, 29, benchmark_tokens_per_sec=3.0))
+    assert greedy.planner.plan(MODEL).chosen.layer_s == pytest.approx((1 / 90,))
+
+
+def test_left_out_nodes_hear_why(mesh: Mesh) -> None:
+    mesh.fleet.register(claim(4, 3, 9))
+    mesh.fleet.register(claim(5, 0, 14, state="loading"))
+    mesh.finish(mesh.planner.plan(MODEL, pin=[node_id_of(3, 0, 29)]), 1.0, failed=True)
+    why = {row.node_id: row.why for row in mesh.planner.left_out(MODEL, mesh.planner.candidates(MODEL))}
+    assert why[node_id_of(5, 0, 14)] == "it is loading"
+    assert why[node_id_of(4, 3, 9)] == "the kept routes need none of its layers"
+    assert why[node_id_of(3, 0, 29)].startswith("it failed and is ejected for another")
+    assert list(why) == sorted(why)
+
+
+def test_every_decision_is_logged_with_what_it_was_made_of() -> None:
+    seen: list[tuple[Plan, Outcome]] = []
+    mesh = Mesh(log=lambda plan, outcome: seen.append((plan, outcome)))
+    mesh.fleet.register(claim(1, 0, 29))
+    plan = mesh.planner.plan(MODEL)
+    mesh.finish(plan, 10.0)
+    ((logged, outcome),) = seen
+    assert logged is plan and outcome.status == "ok" and len(logged.candidates) == 1
 
 
 def test_unknown_policy_is_refused_by_name(mesh: Mesh) -> None:
