@@ -80,6 +80,7 @@ async def fetch_shard(
     sources: Sequence[FileSource],
     on_bytes: Callable[[int], None],
     free: FreeBytes = free_bytes,
+    round_wait_s: float = ROUND_WAIT_S,
 ) -> int:
     """Bring what the shard lacks; gives the bytes that came over the network. ``on_bytes`` hears of bytes that are
     here (fetched now or earlier). Raises WeightsError naming the file and what every source said, or a full disk."""
@@ -91,7 +92,7 @@ async def fetch_shard(
     require_space(store.root, sum(entry.size_bytes for entry in missing), f"{len(missing)} files", free)
     fetched = 0
     for number, entry in enumerate(missing, 1):
-        fetched += await _Fetch(model, entry, folder / f"{entry.name}.part", sources, on_bytes).run()
+        fetched += await _Fetch(model, entry, folder / f"{entry.name}.part", sources, on_bytes, round_wait_s).run()
         log.info("file fetched file=%s number=%d of=%d bytes=%d", entry.name, number, len(missing), entry.size_bytes)
     with contextlib.suppress(OSError):  # Others may still fetch theirs.
         folder.rmdir()
@@ -155,8 +156,10 @@ class _Fetch:
         part: Path,
         sources: Sequence[FileSource],
         on_bytes: Callable[[int], None],
+        round_wait_s: float,
     ) -> None:
         self._model, self._entry, self._part, self._sources = model, entry, part, sources
+        self._round_wait_s = round_wait_s
         self._on_bytes = on_bytes
         self._digest = hashlib.sha256()
         self._done = 0
@@ -183,7 +186,7 @@ class _Fetch:
                     await self._from(source, file, said)
                 if self._done >= self._entry.size_bytes and self._finish(file, target, source, said):
                     return
-            await asyncio.sleep(ROUND_WAIT_S * (attempt + 1))
+            await asyncio.sleep(self._round_wait_s * (attempt + 1))
             if all(text.startswith("has") for text in said.values()):
                 break  # Wrong or absent everywhere: asking again changes nothing.
         raise WeightsError(
