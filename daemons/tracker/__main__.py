@@ -20,6 +20,7 @@ from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.tls import server_context
 from daemons.tracker.app import open_site
+from daemons.tracker.decisions import DecisionLog
 from daemons.tracker.doors import make_guard
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
@@ -28,6 +29,7 @@ from daemons.tracker.supply import Means
 from meshnet.client.files import FilesClient
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
+from meshnet.domain.decision_log import FILE_ENDING
 from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.domain.keys import check_bind
 from meshnet.domain.slices import next_generation
@@ -128,7 +130,7 @@ async def _serve(
         peers = [TrackerClient(client, url) for url in settings.peer]
         store = Store(store_root(os.environ))
         means = Means(store, lambda url: FilesClient(client, url), Random(identity.boot), peers, database, saved)
-        tracker = Tracker(settings, identity, http, clock, rng, means)
+        tracker = Tracker(settings, identity, http, clock, rng, means, decision_log(root, settings, identity.boot))
         guard = make_guard(settings, identity, clock, keys)
         site = await open_site(tracker, settings.host, settings.port, guard, tls)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
@@ -147,6 +149,13 @@ async def _serve(
 def database_path(root: Path, settings: TrackerConfig) -> Path:
     """``--stats-db``, else ``<state>/trackers/<name>.db``."""
     return Path(settings.stats_db).expanduser() if settings.stats_db else root / "trackers" / f"{settings.name}.db"
+
+
+def decision_log(root: Path, settings: TrackerConfig, boot: str) -> DecisionLog | None:
+    if not settings.decision_log_mib:
+        return None
+    path = root / "trackers" / f"{settings.name}{FILE_ENDING}"
+    return DecisionLog(path, boot, settings.decision_log_mib * 1024 * 1024)
 
 
 def tracker_id_of(path: Path) -> str:

@@ -14,14 +14,16 @@ from daemons.kit.tasks import Tasks, every
 from daemons.tracker.attempts import Attempts
 from daemons.tracker.calls import CallWall
 from daemons.tracker.chat import ChatService
+from daemons.tracker.decisions import FLUSH_S, DecisionLog
 from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
-from daemons.tracker.planner import Planner
+from daemons.tracker.planner import Plan, Planner
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.supply import Means, Supply
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.ids import CallId, NodeId, Wallet
+from meshnet.domain.routing import Outcome
 from meshnet.wire import api
 from meshnet.wire.messages import Hello
 
@@ -70,6 +72,7 @@ class Tracker:
         clock: Clock,
         rng: Random,
         means: Means,
+        decisions: DecisionLog | None = None,
     ) -> None:
         self.identity = identity
         self.clock = clock
@@ -78,7 +81,10 @@ class Tracker:
         generation = identity.generation
         self.demand = DemandStats(identity.tracker_id, self.started if generation is None else generation, "")
         self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell)
-        self.planner = Planner(self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health)
+        self._decisions = decisions
+        self.planner = Planner(
+            self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health, self._log_decision
+        )
         self.events = EventLog(clock.wall, keep=self.supply.on_event)
         self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self.supply.on_call)
         self.supply.attach(self.wall, self.events, config.max_calls_kept)
@@ -105,9 +111,15 @@ class Tracker:
         self.supply.start(url)
         self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
         self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
+        if self._decisions is not None:
+            self._tasks.start(every(self._decisions.flush, lambda: FLUSH_S, "decisions"), "decisions")
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self.events.add(kind, **fields)
+
+    def _log_decision(self, plan: Plan, outcome: Outcome) -> None:
+        if self._decisions is not None:
+            self._decisions.add(plan, outcome)
 
     def _names(self) -> dict[NodeId, str]:
         return {node.node_id: node.name for node in self.fleet.nodes()}
@@ -149,6 +161,8 @@ class Tracker:
         self.events.close()
         await self.supply.close()
         await self._tasks.close()
+        if self._decisions is not None:
+            await self._decisions.close()
 
     async def close(self) -> None:
         """After the last response is out."""

@@ -60,6 +60,8 @@ class TrackerConfig:
     """Off: ADR-0013's greedy selection serves every request (mode greedy-fallback)."""
     route_rng: int | None = None
     """Seed of the dice that choose routes and draw seeds; for tests and replays."""
+    decision_log_mib: int = 16
+    """Of the decision log, a ring of two files: some 8,000 decisions. 0 keeps none; then nothing can be replayed."""
     timeout_connect: float = 2.0
     timeout_first_token: float = 15.0
     timeout_between_tokens: float = 2.0
@@ -81,6 +83,8 @@ class TrackerConfig:
         _within("spare_wait", self.spare_wait, 0, 600)
         _within("drain", self.drain, 0, 3600)
         _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
+        _within("decision_log_mib", self.decision_log_mib, 0, 65_536)
+        self.routing()
         for url in self.peer:
             if not url.startswith(("http://", "https://")) or len(url) > 512:
                 raise StartError(f"peer is {url!r}; it must be a tracker's address like http://10.0.0.5:7070.")
@@ -102,6 +106,7 @@ class TrackerConfig:
         return bool(self.tls_certificate or self.trusted_proxy)
 
     def routing(self) -> RoutingConfig:
+        """Raises StartError naming the knob and its range."""
         return RoutingConfig(
             explore_share=self.route_explore_share,
             weight_alpha=self.route_weight_alpha,

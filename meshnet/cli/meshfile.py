@@ -63,6 +63,7 @@ WITHOUT_FLAG = (
     "timeout_write",
     "spare_wait",
     "max_calls_kept",
+    "decision_log_mib",
 )
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
 TRACKER_KEYS = TRACKER_FLAGS + WITHOUT_FLAG
