@@ -128,7 +128,7 @@ class Fleet:
             while True:
                 with contextlib.suppress(MeshnetError):
                     nodes = await self.nodes()
-                    urls = {name: self._listens_at(name) for name in names}
+                    urls = {name: self.listens_at(name) for name in names}
                     if all(name in nodes and nodes[name].state == "ready" for name in names) and all(
                         nodes[name].url == url or "--advertise" in self.processes[name].command
                         for name, url in urls.items()
@@ -136,7 +136,7 @@ class Fleet:
                         return nodes
                 await asyncio.sleep(LOOK_S)
 
-    def _listens_at(self, name: str) -> str:
+    def listens_at(self, name: str) -> str:
         path = self.home / "run" / f"{name}.json"
         return msgspec.json.decode(path.read_bytes(), type=RunFile).url if path.exists() else ""
 
@@ -150,7 +150,7 @@ class Fleet:
         async with asyncio.timeout(within_s), httpx.AsyncClient(trust_env=False) as http:
             for name, process in self.processes.items():
                 while name != "tracker" and not process.is_dead:
-                    status = (await http.get(f"{self._listens_at(name)}/v1/status")).json()
+                    status = (await http.get(f"{self.listens_at(name)}/v1/status")).json()
                     if not status["sessions"] and not status["kv_reserved_bytes"]:
                         break
                     await asyncio.sleep(LOOK_S)
