@@ -320,7 +320,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise sqlite3.DatabaseError(found)
+        raise sqlite3.DatabaseError(" ".join(found.replace("*", "").split()))  # One line for people.
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA_VERSION):
         raise StartError(f"{path} has version {version}; this meshnet reads {SCHEMA_VERSION}. Use another --stats-db.")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from meshnet.wire.messages import Bytes, Count, DtypeText, HardwareMessage, Layer, ModelKeyText, Name, WalletText
+from meshnet.wire.messages import Bytes, DtypeText, HardwareMessage, Layer, ModelKeyText, Name, WalletText
 
 Window = Literal["per_minute", "per_hour", "per_day"]
 
@@ -50,7 +50,8 @@ class GossipSlice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What one tracker counted itself: absolute bucket index -> count, per model and window."""
 
     tracker_id: Annotated[str, Meta(min_length=8, max_length=64)]
-    generation: Count
+    generation: Annotated[int, Meta(ge=0, le=1 << 53)]
+    """Rises with each start; Unix seconds where nothing else is known."""
     seq: Annotated[int, Meta(ge=0, le=1 << 53)]
     url: Annotated[str, Meta(max_length=512)] = ""
     models: dict[ModelKeyText, dict[Window, dict[str, Annotated[int, Meta(ge=0, le=1_000_000_000)]]]]
