@@ -7,7 +7,7 @@ import functools
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,8 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from daemons.kit.signing import RequestSigner
 from daemons.tracker.app import open_site
+from daemons.tracker.gossip import Peer
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.store import Database, Saved
 from daemons.tracker.supply import Means
 from meshnet.client.files import FilesClient
 from meshnet.client.http import Client, Credentials, open_http
@@ -112,13 +114,18 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def run_tracker(**settings: Any) -> AsyncIterator[Running]:
+async def run_tracker(
+    store: Store | None = None, database: Database | None = None, peers: Sequence[Peer] = (), **settings: Any
+) -> AsyncIterator[Running]:
+    """``store`` holds the models on offer; ``database`` what is kept, by default nothing."""
     async with contextlib.AsyncExitStack() as stack:
         links = await stack.enter_async_context(aiohttp.ClientSession())
         http = await stack.enter_async_context(open_http())
         config = TrackerConfig(**{**QUICK, **settings})
         clock = Clock(time.monotonic, time.time)
-        means = Means(Store(Path("/nonexistent")), lambda url: FilesClient(http, url), Random(1))
+        saved = Saved() if database is None else database.load(config.max_calls_kept)
+        store = store or Store(Path("/nonexistent"))
+        means = Means(store, lambda url: FilesClient(http, url), Random(1), peers, database, saved)
         tracker = Tracker(config, Identity("trackerid", "trackerboot"), links, clock, Random(config.route_rng), means)
         site = await open_site(tracker, "127.0.0.1", 0)
         stack.push_async_callback(tracker.close)
