@@ -11,10 +11,13 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from daemons.kit.lanes import CLOSE_S, DUPLICATE, REFUSED, Link, Socket, keep_lanes_apart
+from daemons.kit.proof import Prover
 from daemons.kit.tasks import Tasks
-from meshnet.domain.errors import EpochChanged, FrameError, NodeFailed
+from daemons.kit.tls import peer_wallet
+from meshnet.domain.errors import EpochChanged, Forbidden, FrameError, MeshnetError, NodeFailed, Overloaded
 from meshnet.wire import api, frames
 from meshnet.wire.messages import Hello
+from meshnet.wire.relay import dialled_url
 
 __all__ = ["CONNECT_S", "Link", "Links"]
 
@@ -42,8 +45,11 @@ class Links:
         on_closed: OnClosed,
         http: aiohttp.ClientSession,
         now: Callable[[], float],
+        prover: Prover | None = None,
     ) -> None:
+        """Without a ``prover`` peers are taken for who they say."""
         self._hello = hello
+        self._prover = prover
         self._on_message = on_message
         self._on_closed = on_closed
         self._http = http
@@ -88,14 +94,24 @@ class Links:
         try:
             async with asyncio.timeout(CONNECT_S):
                 peer = await _receive_hello(socket)
-        except (FrameError, TimeoutError) as error:
+            self._check_dialler(peer, request)
+        except (FrameError, MeshnetError, TimeoutError) as error:
+            log.warning("link refused address=%s reason=%s", request.remote, error)
             await socket.close(code=REFUSED, message=str(error).encode()[:120])
             return socket
-        await socket.send_bytes(frames.encode_control(self._hello()))
+        hello = self._hello()
+        await socket.send_bytes(frames.encode_control(self._prover.answer(hello, peer) if self._prover else hello))
         link = Link(socket, peer, dialled=False, now=self._now)
         self._admit(link)
         await self._serve(link)
         return socket
+
+    def _check_dialler(self, peer: Hello, request: web.Request) -> None:
+        """Raises MeshnetError unless the dialler proves who it says it is."""
+        if self._prover is not None:
+            transport = request.transport
+            tls = peer_wallet(transport.get_extra_info("ssl_object")) if transport is not None else None
+            self._prover.check_dialler(peer, self._hello().peer_id, tls)
 
     async def close(self) -> None:
         for link in list(self._open):
@@ -117,13 +133,13 @@ class Links:
     async def _connect(self, peer_id: str, url: str) -> aiohttp.ClientWebSocketResponse:
         try:
             return await self._http.ws_connect(
-                url.rstrip("/") + api.LINK,
+                dialled_url(url).rstrip("/") + api.LINK,
                 max_msg_size=frames.MAX_MESSAGE_BYTES,
                 autoping=False,
                 compress=0,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue] (attrs class)
             )
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, MeshnetError) as error:
             raise _unreachable(peer_id, f"{url}: {error}") from None
 
     async def _greet(self, socket: aiohttp.ClientWebSocketResponse, peer_id: str, url: str) -> Hello:
@@ -131,15 +147,18 @@ class Links:
         keep_lanes_apart(socket.get_extra_info("socket"))
         greeted = False
         try:
-            await socket.send_bytes(frames.encode_control(self._hello()))
+            hello = self._prover.dial(self._hello(), peer_id) if self._prover else self._hello()
+            await socket.send_bytes(frames.encode_control(hello))
             peer = await _receive_hello(socket)
             if peer.peer_id != peer_id:
                 raise NodeFailed(
                     f"{url} is {peer.peer_id} now, not {peer_id}.", node_id=peer_id, code=EpochChanged.code
                 )
+            if self._prover is not None:
+                self._prover.check_answer(peer, hello, peer_wallet(socket.get_extra_info("ssl_object")))
             greeted = True
             return peer
-        except FrameError as error:
+        except (FrameError, Forbidden, Overloaded) as error:
             raise _unreachable(peer_id, f"{url} refused the link: {error}") from None
         except (ConnectionError, aiohttp.ClientError) as error:
             raise _unreachable(peer_id, f"{url} closed the link: {error}") from None

@@ -10,9 +10,10 @@ import io
 import logging
 import os
 import secrets
+import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,9 +23,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from daemons.kit import config, host, logs
+from daemons.kit.dial import MeshConnector
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, guarded_names
 from daemons.kit.keyfile import KeyFile
+from daemons.kit.proof import Prover
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.signing import RequestSigner
 from daemons.kit.web import Site, serve
@@ -36,6 +39,8 @@ from daemons.node.service import Node
 from daemons.node.settings import NodeSettings
 from daemons.node.slowed import SlowedEngine
 from daemons.node.speed import read_speed, save_speed, speed_key
+from daemons.node.trust import Trust
+from daemons.node.uplinks import Means, Uplinks
 from daemons.node.wallet import WalletKey, open_wallet
 from meshnet.client.files import FilesClient
 from meshnet.client.http import NOBODY, Client, Credentials, open_http
@@ -210,9 +215,7 @@ async def make_plan(settings: NodeSettings, client: Client) -> Plan:
     wallet = open_wallet(folder)
     store = Store(store_root(os.environ))
     hardware = host.hardware_profile(folder)
-    credentials = Credentials(
-        settings.join_token, RequestSigner(wallet.private, time.time, lambda: secrets.token_hex(16))
-    )
+    credentials = Credentials(settings.join_token, RequestSigner(wallet.private, time.time, draw_nonce))
     tracker = TrackerClient(client, settings.tracker, credentials)
 
     def dial(url: str) -> FilesClient:
@@ -244,8 +247,13 @@ async def _running(
 ) -> AsyncIterator[tuple[Node, Site, Announcer]]:
     settings, work = plan.settings, plan.work
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
-        node = Node(Identity(plan.holding()), http)
+        trust = Trust(time.time, required=settings.profile != "local")
+        connector = MeshConnector(plan.wallet, trust.ticket_for, settings.check_address, limit=0)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, trust_env=False))
+        prover = Prover(
+            plan.wallet, trust.trackers, time.monotonic, time.time, draw_nonce, required=settings.profile != "local"
+        )
+        node = Node(Identity(plan.holding()), http, trust=trust, prover=prover)
         announcers: list[Announcer] = []
 
         def status() -> NodeStatus:
@@ -257,6 +265,13 @@ async def _running(
         site = await serve(app, settings.host, _port(settings))
         stack.push_async_callback(site.close)
         stack.push_async_callback(node.close)  # Before the site: links end first.
+        rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
+        relays = await stack.enter_async_context(_relay_session(settings))
+        uplinks = Uplinks(
+            Means(plan.wallet, settings.name, trust.trackers, relays, rng, time.monotonic, time.time),
+            lambda: announcers[0].wake(),
+        )
+        stack.push_async_callback(uplinks.close)
         url = settings.advertise_url or site.url
         advertised = Advertised(
             settings.name,
@@ -268,14 +283,43 @@ async def _running(
             progress.total,
             settings.rebalance,
         )
-        rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
         announcers.append(
-            Announcer(node, plan.tracker, plan.wallet, advertised, lambda: progress.done, rng, moves.put_nowait)
+            Announcer(
+                node,
+                plan.tracker,
+                plan.wallet,
+                advertised,
+                lambda: progress.done,
+                rng,
+                moves.put_nowait,
+                uplinks.url if settings.relays() else None,
+                lambda answer: trust.take_tracker(answer.tracker_wallet),
+            )
         )
+        for relay in settings.relays():
+            uplinks.add(relay, _protocol_of(site))
         stack.push_async_callback(announcers[0].leave)
         run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)
         stack.callback(run_file.unlink, missing_ok=True)
         yield node, site, announcers[0]
+
+
+def _relay_session(settings: NodeSettings) -> aiohttp.ClientSession:
+    """Dials relays' control ports; a relay's certificate may be our own CA's."""
+    tls = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else True
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), trust_env=False)
+
+
+def _protocol_of(site: Site) -> Callable[[], asyncio.BaseProtocol]:
+    """Of our own HTTP server: what a spliced socket is handed to."""
+    server = site.runner.server
+    if server is None:
+        raise StartError("The HTTP server does not run.")
+    return server
+
+
+def draw_nonce() -> str:
+    return secrets.token_hex(16)
 
 
 async def _load(node: Node, plan: Plan, progress: Progress, announcer: Announcer) -> None:

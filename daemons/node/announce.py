@@ -73,8 +73,12 @@ class Announcer:
         loading_done_bytes: Callable[[], int],
         rng: Random,
         on_advice: Callable[[MoveAdvice], None] = lambda advice: None,
+        address: Callable[[], str] | None = None,
+        on_registered: Callable[[RegisterResponse], None] = lambda answer: None,
     ) -> None:
-        """``on_advice`` hears of the tracker's advice, once each, if this node said that it follows any."""
+        """``on_advice`` hears of the tracker's advice, once each, if this node said that it follows any. ``address``
+        gives where we can be reached now, empty while nowhere; without it, it is the advertised url. ``on_registered``
+        hears what the tracker says of itself."""
         self._node = node
         self._tracker = tracker
         self._wallet = wallet
@@ -82,6 +86,9 @@ class Announcer:
         self._loading_done_bytes = loading_done_bytes
         self._rng = rng
         self._on_advice = on_advice
+        self._address = address or (lambda: advertised.url)
+        self._registered_url = ""
+        self._on_registered = on_registered
         self._advised: MoveAdvice | None = None
         self._speed: EngineSpeed | None = None
         self._wake = asyncio.Event()
@@ -115,10 +122,11 @@ class Announcer:
         if self._left:
             return
         try:
-            if self.registered:
+            url = self._address()
+            if self.registered and url in ("", self._registered_url):
                 await self._beat()
-            if not self.registered:
-                await self._register()
+            if url and (not self.registered or url != self._registered_url):
+                await self._register(url)
             self._failures = 0
         except MeshnetError as error:
             self._failures += 1
@@ -157,21 +165,23 @@ class Announcer:
             if self._advertised.rebalance:
                 self._on_advice(advice)
 
-    async def _register(self) -> None:
-        answer = await self._tracker.register(self.registration())
+    async def _register(self, url: str) -> None:
+        answer = await self._tracker.register(self.registration(url))
+        self._registered_url = url
+        self._on_registered(answer)
         self._node.identity.epoch = answer.epoch
         self._interval_s = min(max(answer.heartbeat_interval_s, 0.1), 60.0)
         self.registered = True
         log.info("registered node=%s tracker=%s epoch=%d", answer.node_id, answer.tracker_id, answer.epoch)
 
-    def registration(self) -> RegisterRequest:
+    def registration(self, url: str) -> RegisterRequest:
         holding, said = self._node.identity.holding, self._advertised
         speed = self._speed or EngineSpeed(1.0, 0.0, 0.0)
         return RegisterRequest(
             wallet=self._wallet.wallet,
             public_key=self._wallet.public_key.hex(),
             name=said.name,
-            url=said.url,
+            url=url,
             model_key=holding.model_key,
             revision=holding.revision,
             n_layers=holding.n_layers,

@@ -15,6 +15,7 @@ from daemons.node.generation import Generation
 from daemons.node.hops import Hops, next_open
 from daemons.node.identity import Identity
 from daemons.node.sessions import Session
+from daemons.node.trust import Trust
 from meshnet.domain.engine import SessionKey, TextCodec
 from meshnet.domain.errors import Conflict, Forbidden, InvalidRequest, MeshnetError, NodeFailed, Overloaded
 from meshnet.wire.messages import (
@@ -49,8 +50,10 @@ class Driver:
         deadlines: Deadlines,
         encoder: Executor,
         now: Callable[[], float],
+        trust: Trust,
     ) -> None:
         self._identity = identity
+        self._trust = trust
         self._links = links
         self._hops = hops
         self._tasks = tasks
@@ -79,7 +82,7 @@ class Driver:
             raise Forbidden("Only a tracker starts an answer.", code="wrong_peer")
         if self._identity.draining:
             raise Overloaded(f"{self._identity.node_id} is about to stop.", code="draining")
-        self._identity.check_part(ask, 0)
+        self._trust.admit(ask, self._identity.check_part(ask, 0), link.peer, "tracker")
         if (ask.session, ask.attempt) in self._running:
             raise Conflict(f"attempt {ask.attempt} of {ask.call_id} is already running here.")
 

@@ -90,6 +90,7 @@ class Generation:
             sampling=ask.request.sampling,
             prompt_ids=self.prompt_ids,
             produced_ids=ask.produced_ids,
+            ticket=ask.ticket,
         )
 
     def next_chunk(self) -> tuple[int, tuple[int, ...], bool] | None:

@@ -13,6 +13,7 @@ from daemons.node.deadlines import Deadlines
 from daemons.node.finite import NOT_FINITE, is_finite
 from daemons.node.identity import Identity, retry_elsewhere
 from daemons.node.sessions import Session, Sessions
+from daemons.node.trust import Trust
 from daemons.node.worker import Computed, Worker
 from meshnet.domain.engine import Rows, SessionKey, SessionPlan, StepItem
 from meshnet.domain.errors import Forbidden, FrameError, MeshnetError, NodeFailed, Overloaded
@@ -48,8 +49,10 @@ class Hops:
         tasks: Tasks,
         deadlines: Deadlines,
         now: Callable[[], float],
+        trust: Trust,
     ) -> None:
         self._identity = identity
+        self._trust = trust
         self._links = links
         self._worker = worker
         self._sessions = sessions
@@ -83,6 +86,7 @@ class Hops:
         self._identity.check_part(ask, ask.index)
         if ask.index == 0 or link.peer_id != ask.hops[ask.index - 1].node_id:
             raise Forbidden(f"{link.peer_id} is not the hop before this one.", code="wrong_peer")
+        self._trust.admit(ask, ask.hops[ask.index], link.peer, "previous")
         known = len(ask.prompt_ids) + len(ask.produced_ids)
         return Session((ask.session, ask.attempt), ask.hops, ask.index, known, ask.reserve_tokens, upstream=link)
 
@@ -317,6 +321,7 @@ def next_open(ask: Open) -> Open:
         sampling=ask.sampling,
         prompt_ids=ask.prompt_ids,
         produced_ids=ask.produced_ids,
+        ticket=ask.ticket,
     )
 
 

@@ -12,12 +12,14 @@ import aiohttp
 import msgspec
 
 from daemons.kit.link import Link, Links
+from daemons.kit.proof import Prover
 from daemons.kit.tasks import Tasks, every
 from daemons.node.deadlines import Deadlines
 from daemons.node.driver import Driver
 from daemons.node.hops import Hops
 from daemons.node.identity import Identity
 from daemons.node.sessions import Sessions
+from daemons.node.trust import Trust
 from daemons.node.worker import Worker
 from meshnet.domain.engine import ShardEngine, TextCodec
 from meshnet.domain.errors import FrameError, NodeFailed
@@ -53,7 +55,10 @@ class Node:
         http: aiohttp.ClientSession,
         deadlines: Deadlines | None = None,
         now: Callable[[], float] = time.monotonic,
+        trust: Trust | None = None,
+        prover: Prover | None = None,
     ) -> None:
+        """Without ``trust`` and ``prover`` everybody is taken for who he says and served without a ticket."""
         deadlines = deadlines or Deadlines()
         self.identity = identity
         self.deadlines = deadlines
@@ -63,11 +68,12 @@ class Node:
         self.ready = False
         self.tasks = Tasks("node")
         self.sessions = Sessions()
-        self.links = Links(identity.hello, self._on_message, self._on_closed, http, now)
+        self.links = Links(identity.hello, self._on_message, self._on_closed, http, now, prover)
+        trust = trust or Trust(time.time, required=False)
         self._encoder = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="encode")
         self.worker = Worker(lambda computed: self.hops.on_results(computed))
-        self.hops = Hops(identity, self.links, self.worker, self.sessions, self.tasks, deadlines, now)
-        self.driver = Driver(identity, self.links, self.hops, self.tasks, deadlines, self._encoder, now)
+        self.hops = Hops(identity, self.links, self.worker, self.sessions, self.tasks, deadlines, now, trust)
+        self.driver = Driver(identity, self.links, self.hops, self.tasks, deadlines, self._encoder, now, trust)
         self.hops.head = self.driver
 
     @property

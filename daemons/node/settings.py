@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from meshnet.domain.addresses import check_address
 from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, DEFAULT_SESSIONS, Promise
 from meshnet.domain.errors import InvalidRequest, StartError
 from meshnet.domain.ids import is_model_key
@@ -80,6 +81,19 @@ class NodeSettings:
         if self.shard:
             self.checked_shard()
         self.promise()
+        self.relays()
+
+    def relays(self) -> tuple[str, ...]:
+        """Raises StartError for what is no relay's address."""
+        urls = tuple(part.strip() for part in self.relay.split(",") if part.strip())
+        for url in urls:
+            if not url.startswith(("ws://", "wss://", "http://", "https://")):
+                raise StartError(f"--relay is {url!r}; it looks like wss://relay.example:7090.")
+        return urls
+
+    def check_address(self, address: str) -> object:
+        """Raises InvalidRequest when this profile dials no such IP address."""
+        return check_address(address, self.profile, [part for part in self.allow_cidrs.split(",") if part])
 
     def checked_shard(self) -> Shard:
         """Raises StartError."""

@@ -74,8 +74,10 @@ class Uplink:
         now: Callable[[], float],
         wall: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """``relay_url``: ws://, wss://, http:// or https:// of its control port. ``trackers``: whose tickets let in."""
+        """``relay_url``: ws://, wss://, http:// or https:// of its control port. ``trackers``: whose tickets let in.
+        ``on_change`` hears of every seat taken and lost."""
         self.url = URL(relay_url)
         self.address: RelayAddress | None = None
         """Where we can be reached through this relay; None while we cannot."""
@@ -88,6 +90,7 @@ class Uplink:
         self._now = now
         self._wall = wall
         self._sleep = sleep
+        self._on_change = on_change
         self._tries = 0
         self._tasks = Tasks(f"uplink.{self.url.host}")
 
@@ -109,6 +112,7 @@ class Uplink:
             log.warning("relay lost url=%s reason=%s", self.url, error or type(error).__name__)
         finally:
             self.address = None
+            self._on_change()
         if self._now() - began > STEADY_S:
             self._tries = 0
         return self.back_off() if wait_s is None else wait_s
@@ -133,6 +137,7 @@ class Uplink:
             host = self.url.host or ""
             self.address = RelayAddress(host, welcome.splice_port, self._key.wallet)
             log.info("seat taken relay=%s address=%s", self.url, self.address.url)
+            self._on_change()
             return await self._serve(socket, host, welcome.splice_port)
         finally:
             await socket.close()

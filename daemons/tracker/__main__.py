@@ -15,6 +15,7 @@ from random import Random
 import aiohttp
 
 from daemons.kit import config, logs
+from daemons.kit.dial import MeshConnector
 from daemons.kit.identity import WalletKey, load_or_create
 from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
@@ -23,6 +24,7 @@ from daemons.tracker.app import open_site
 from daemons.tracker.decisions import DecisionLog
 from daemons.tracker.doors import make_guard
 from daemons.tracker.parts import Clock, Identity, Tracker
+from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.store import Database, open_database
 from daemons.tracker.supply import Means
@@ -126,11 +128,14 @@ async def _serve(
     tracker_id = saved.tracker_id or tracker_id_of(root / "trackers" / f"{settings.name}.id")
     identity = Identity(tracker_id, secrets.token_hex(8), next_generation(saved.generation, clock.wall()), key)
     rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
-    async with aiohttp.ClientSession(trust_env=False) as http, open_http() as client:
+    seal = Seal(key, clock.now, clock.wall, lambda: secrets.token_hex(16), required=settings.profile != "local")
+    connector = MeshConnector(key, seal.link_ticket, settings.check_address, limit=0)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as http, open_http() as client:
         peers = [TrackerClient(client, url) for url in settings.peer]
         store = Store(store_root(os.environ))
         means = Means(store, lambda url: FilesClient(client, url), Random(identity.boot), peers, database, saved)
-        tracker = Tracker(settings, identity, http, clock, rng, means, decision_log(root, settings, identity.boot))
+        decisions = decision_log(root, settings, identity.boot)
+        tracker = Tracker(settings, identity, http, clock, rng, means, decisions, seal)
         guard = make_guard(settings, identity, clock, keys)
         site = await open_site(tracker, settings.host, settings.port, guard, tls)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)

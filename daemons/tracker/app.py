@@ -72,6 +72,7 @@ class Handlers:
                 tracker_id=identity.tracker_id,
                 tracker_boot=identity.boot,
                 tracker_wallet=identity.wallet,
+                relays=self._tracker.relays,
             ),
             status=201,
         )

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from daemons.kit.link import Link, Links
+from daemons.kit.proof import Prover
 from daemons.tracker.settings import Deadlines
 from meshnet.domain.engine import SessionKey
 from meshnet.domain.errors import EpochChanged, FrameError, NodeFailed
@@ -100,11 +101,12 @@ class Attempts:
         http: aiohttp.ClientSession,
         deadlines: Deadlines,
         now: Callable[[], float],
+        prover: Prover | None = None,
     ) -> None:
         self._deadlines = deadlines
         self._now = now
         self._sessions: dict[SessionKey, Session] = {}
-        self._links = Links(hello, self._on_message, self._on_closed, http, now)
+        self._links = Links(hello, self._on_message, self._on_closed, http, now, prover)
 
     def __len__(self) -> int:
         """Attempts running now."""

@@ -33,6 +33,7 @@ from meshnet.domain.errors import (
     Overloaded,
 )
 from meshnet.domain.ids import CallId, NodeId
+from meshnet.domain.routes import Route
 from meshnet.wire.messages import Finished, Generate, HopMessage
 from meshnet.wire.openai import ChatRequest
 
@@ -59,6 +60,7 @@ class ChatService:
         now: Callable[[], float],
         now_wall: Callable[[], float],
         on_demand: Callable[[str, CallId], None] = lambda model_key, call_id: None,
+        ticket_of: Callable[[CallId, int, Route, float], str] | None = None,
     ) -> None:
         self._fleet = fleet
         self._planner = planner
@@ -71,6 +73,7 @@ class ChatService:
         self.now = now
         self._now_wall = now_wall
         self._on_demand = on_demand
+        self._ticket_of = ticket_of
         self._retries = RetryBudget(lambda: len(wall.running))
         self._tasks = Tasks("calls")
         self._topology = asyncio.Event()
@@ -223,7 +226,7 @@ class ChatService:
         return taken
 
     def _generate_message(self, call: Call, attempt: Try) -> Generate:
-        route = attempt.plan.decision.route
+        route, left_s = attempt.plan.decision.route, self._left_s(call)
         return Generate(
             session=call.session,
             attempt=attempt.number,
@@ -233,11 +236,12 @@ class ChatService:
             dtype=route.dtype,  # type: ignore[arg-type]  # registration let no other in
             hops=tuple(HopMessage(h.node_id, h.url, h.start_layer, h.end_layer, h.epoch) for h in route.hops),
             request=call.request.generation,
-            deadline_s=self._left_s(call),
+            deadline_s=left_s,
             stall_s=self.deadlines.between_tokens_s,
             prompt_ids=call.prompt_ids,
             produced_ids=tuple(call.produced),
             chars_sent=call.chars_sent,
+            ticket=self._ticket_of(call.call_id, attempt.number, route, left_s) if self._ticket_of else "",
         )
 
     def _left_s(self, call: Call) -> float:

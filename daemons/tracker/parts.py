@@ -19,7 +19,8 @@ from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Plan, Planner
-from daemons.tracker.settings import TrackerConfig
+from daemons.tracker.seal import Seal
+from daemons.tracker.settings import TrackerConfig, listed
 from daemons.tracker.supply import Means, Supply
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.ids import CallId, NodeId, Wallet
@@ -73,8 +74,11 @@ class Tracker:
         rng: Random,
         means: Means,
         decisions: DecisionLog | None = None,
+        seal: Seal | None = None,
     ) -> None:
+        """Without a ``seal`` calls carry no tickets, which only nodes on loopback take."""
         self.identity = identity
+        self.relays = listed(config.relays)
         self.clock = clock
         self.started = int(clock.wall())
         self.fleet = Fleet(clock.now)
@@ -89,7 +93,7 @@ class Tracker:
         self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self.supply.on_call)
         self.supply.attach(self.wall, self.events, config.max_calls_kept)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
-        self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now)
+        self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now, seal.prover if seal else None)
         self.chat = ChatService(
             self.fleet,
             self.planner,
@@ -102,6 +106,7 @@ class Tracker:
             clock.now,
             clock.wall,
             self._on_demand,
+            seal.route_ticket if seal else None,
         )
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from meshnet.domain.addresses import check_address
 from meshnet.domain.errors import StartError
 from meshnet.domain.ids import Wallet
 from meshnet.domain.keys import Profile
@@ -99,6 +100,10 @@ class TrackerConfig:
             if not _WALLET.fullmatch(wallet):
                 raise StartError(f"join_allow: {wallet!r} is no wallet.")
         return frozenset(map(Wallet, wallets))
+
+    def check_address(self, address: str) -> object:
+        """Raises InvalidRequest when a node of this profile may not be at this IP address."""
+        return check_address(address, self.profile, listed(self.allow_cidrs))
 
     @property
     def has_tls(self) -> bool:

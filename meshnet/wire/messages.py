@@ -33,6 +33,9 @@ RevisionText = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
 WalletText = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}$")]
 NodeIdText = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,64}\.\d{1,4}-\d{1,4}$")]
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+MAX_TICKET_CHARS = 12 * 1024
+"""64 hops of about 100 bytes, base64: a longer one is no ticket, and is not decoded."""
+TicketText = Annotated[str, Meta(max_length=MAX_TICKET_CHARS)]
 DtypeText = Literal["float32", "bfloat16", "float16"]
 U64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """Session ids: 63 bits, since msgspec bounds by signed 64-bit integers."""
@@ -281,8 +284,9 @@ Hops = Annotated[tuple[HopMessage, ...], Meta(min_length=1, max_length=64)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)]
 
 
-class Hello(Struct, frozen=True, kw_only=True):
-    """First message of both ends. ``peer_id`` is a node_id, or ``tracker.<id>``."""
+class Hello(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """First message of both ends. ``peer_id`` is a node_id, or ``tracker.<id>``. ``wire/hello.py`` signs and checks the
+    last four fields."""
 
     peer_id: Annotated[str, Meta(min_length=1, max_length=128)]
     role: Literal["node", "tracker"]
@@ -291,6 +295,10 @@ class Hello(Struct, frozen=True, kw_only=True):
     revision: str = ""
     epoch: Count = 0
     dtype: str = ""
+    public_key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    nonce: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    made_at: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    proof: Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?$")] = ""
 
 
 class Generate(Struct, frozen=True, kw_only=True):
@@ -311,6 +319,8 @@ class Generate(Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None = None
     produced_ids: TokenIds = ()
     chars_sent: Count = 0
+    ticket: TicketText = ""
+    """The tracker's leave for this attempt, for every hop to check."""
 
 
 class Open(Struct, frozen=True, kw_only=True):
@@ -328,6 +338,7 @@ class Open(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     prompt_ids: TokenIds = ()
     produced_ids: TokenIds = ()
+    ticket: TicketText = ""
 
 
 class Opened(Struct, frozen=True):

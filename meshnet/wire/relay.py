@@ -18,8 +18,7 @@ from msgspec import Meta, Struct
 
 from meshnet.domain.errors import FrameError, InvalidRequest
 from meshnet.domain.ids import Wallet
-from meshnet.wire.messages import Name, PublicKeyText, WalletText
-from meshnet.wire.tickets import MAX_TICKET_CHARS
+from meshnet.wire.messages import Name, PublicKeyText, TicketText, WalletText
 
 CONTROL = "/v1/relay"
 RELAYS = "/v1/seats"
@@ -37,7 +36,7 @@ Proof = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}$")]
 """An Ed25519 signature, in hex."""
 Certificate = Annotated[str, Meta(max_length=2048, pattern=r"^[A-Za-z0-9+/=]*$")]
 """The wallet's own certificate, DER in base64 (about 450 characters): who gets it checks its key against the wallet."""
-Ticket = Annotated[str, Meta(max_length=MAX_TICKET_CHARS)]
+Ticket = TicketText
 RelayId = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}$")]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]

@@ -19,12 +19,10 @@ from msgspec import Meta, Struct
 from meshnet.domain.errors import Forbidden
 from meshnet.domain.ids import CallId, ModelKey, NodeId, Revision, Wallet, wallet_of
 from meshnet.domain.tickets import LinkTicket, RouteTicket, TicketHop
-from meshnet.wire.messages import Count, Layer, ModelKeyText, NodeIdText, RevisionText, WalletText
+from meshnet.wire.messages import MAX_TICKET_CHARS, Count, Layer, ModelKeyText, NodeIdText, RevisionText, WalletText
 
 _CONTEXT = b"meshnet-ticket-v1\0"
 """So that nothing else a tracker's key signs can pass as a ticket."""
-MAX_TICKET_CHARS = 12 * 1024
-"""64 hops of about 100 bytes, base64: a longer one is no ticket, and is not decoded."""
 Unix = Annotated[float, Meta(ge=0, le=1e11)]
 
 

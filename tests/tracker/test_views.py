@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from meshnet.client.http import open_http
-from meshnet.domain.errors import EpochChanged, Forbidden, InvalidRequest, NoRoute, NotFound
+from meshnet.domain.errors import EpochChanged, Forbidden, NoRoute, NotFound
 from meshnet.wire import api
 from meshnet.wire.messages import HeartbeatRequest
 from meshnet.wire.routing import EventMessage, ExplainRequest
