@@ -66,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _credentials(environ: Mapping[str, str]) -> tuple[str, str]:
+    """API key and CA file, where the mesh asks for them."""
+    return environ.get("MESHNET_API_KEY", "").strip(), environ.get("MESHNET_CA_FILE", "").strip()
+
+
 def _check_terminal(environ: Mapping[str, str], reads: bool, writes: bool) -> None:
     """Raises StartError with one line where no screen can be drawn."""
     if not (reads and writes):
@@ -80,7 +85,7 @@ def _plain(settings: Settings, once: bool) -> int:
     from tui.tracker_source import TrackerSource
 
     async def run() -> int:
-        source = TrackerSource(settings.tracker, time.time)
+        source = TrackerSource(settings.tracker, time.time, *_credentials(os.environ))
         try:
             only_ascii = bool(settings.ascii) or "utf" not in (sys.stdout.encoding or "").lower()
             say = printer(sys.stdout.write, sys.stdout.flush, only_ascii)
@@ -95,7 +100,9 @@ def _screen(settings: Settings) -> int:
     from tui.app import ConsoleApp
     from tui.tracker_source import TrackerSource
 
-    return run_screen(lambda: ConsoleApp(TrackerSource(settings.tracker, time.time), settings))
+    return run_screen(
+        lambda: ConsoleApp(TrackerSource(settings.tracker, time.time, *_credentials(os.environ)), settings)
+    )
 
 
 def run_screen(make: Callable[[], ConsoleApp]) -> int:

@@ -18,10 +18,10 @@ from tui.source import ChatAsk, ChatEnded, ChatPiece, ChatStarted, ChatText
 
 
 class TrackerSource:
-    """``wall`` is Unix seconds, for the snapshots' display time."""
+    """``wall`` is Unix seconds, for the snapshots' display time. ``key`` and ``ca_file`` as ``open_http`` takes them."""
 
-    def __init__(self, url: str, wall: Callable[[], float]) -> None:
-        self._http = open_http()
+    def __init__(self, url: str, wall: Callable[[], float], key: str = "", ca_file: str = "") -> None:
+        self._http = open_http(key, ca_file)
         self._client = TrackerClient(self._http, url)
         self._wall = wall
         self.url = self._client.url

@@ -12,11 +12,10 @@ import msgspec
 import typer
 
 from meshnet.cli import exits
-from meshnet.cli.connect import find_tracker
+from meshnet.cli.connect import find_tracker, open_client
 from meshnet.cli.conversation import Conversation, summary
 from meshnet.cli.question import Answer, Wishes, ask, choose_model, with_node_ids
 from meshnet.cli.terminal import complain, dim, error_console, visible_text
-from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError
 
@@ -68,7 +67,7 @@ def _piped() -> str:
 
 async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:
     """Ask one question. The answer goes to standard output, what it took to standard error."""
-    async with open_http() as http:
+    async with open_client(os.environ) as http:
         tracker = TrackerClient(http, url)
         answer = Answer(await choose_model(tracker, wishes.model))
         wishes = await with_node_ids(tracker, wishes)

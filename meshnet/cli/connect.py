@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 from meshnet.cli import processes
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.meshfile import DEFAULT_FILE, read_mesh
-from meshnet.client.http import open_http
+from meshnet.client.http import Client, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import StartError, Unreachable
 from meshnet.wire import api
@@ -18,6 +19,8 @@ from meshnet.wire import api
 T = TypeVar("T")
 
 TRACKER_VARIABLE = "MESHNET_TRACKER"
+KEY_VARIABLE = "MESHNET_API_KEY"
+CA_VARIABLE = "MESHNET_CA_FILE"
 
 
 def find_tracker(flag: str | None, environ: Mapping[str, str], folder: Path) -> str:
@@ -41,11 +44,16 @@ def as_url(text: str) -> str:
     return url
 
 
+def open_client(environ: Mapping[str, str]) -> Client:
+    """The command's HTTP client, with the key of MESHNET_API_KEY and the CA of MESHNET_CA_FILE, where there are any."""
+    return open_http(environ.get(KEY_VARIABLE, "").strip(), environ.get(CA_VARIABLE, "").strip())
+
+
 def ask(url: str, question: Callable[[TrackerClient], Awaitable[T]]) -> T:
     """Run one question to its end. Raises what it raises."""
 
     async def run() -> T:
-        async with open_http() as http:
+        async with open_client(os.environ) as http:
             return await question(TrackerClient(http, url))
 
     return asyncio.run(run())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from meshnet.cli.connect import open_client
 from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, resolve_route, short_route
 from meshnet.cli.terminal import complain, console, dim, visible, visible_text
-from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError
 
@@ -48,7 +49,7 @@ class Conversation:
         """Until the end of input or /exit. Raises what keeps it from beginning at all (no tracker, no model)."""
         stack = contextlib.AsyncExitStack()
         try:
-            http = self._await(stack.enter_async_context(open_http()))
+            http = self._await(stack.enter_async_context(open_client(os.environ)))
             self._tracker = TrackerClient(http, self._url)
             self._wishes = replace(self._wishes, model=self._await(choose_model(self._tracker, self._wishes.model)))
             self._wishes = replace(self._wishes, route=self._await(resolve_route(self._tracker, self._wishes.route)))

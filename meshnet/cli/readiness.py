@@ -6,16 +6,17 @@ Asks the daemons themselves and draws nothing: whoever waits is told of every lo
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from meshnet.cli import processes
+from meshnet.cli.connect import open_client
 from meshnet.cli.home import Home
 from meshnet.cli.launch import DaemonSpec, Started
 from meshnet.cli.terminal import format_bytes
-from meshnet.client.http import open_http
 from meshnet.client.node import NodeClient
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import DeadlineExceeded, MeshnetError, NotFound, Unreachable
@@ -60,7 +61,7 @@ async def wait_until_ready(home: Home, watched: Sequence[Watched], timeout_s: fl
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     done: dict[str, Sight] = {}
-    async with open_http() as http:
+    async with open_client(os.environ) as http:
 
         def door(url: str) -> tuple[TrackerClient, NodeClient]:
             return TrackerClient(http, url), NodeClient(http, url)
@@ -80,7 +81,7 @@ async def wait_until_covered(url: str, model_key: str, timeout_s: float) -> str:
     """Wait until the tracker says that every layer of the model is held. Returns "" or what is still missing."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    async with open_http() as http:
+    async with open_client(os.environ) as http:
         tracker = TrackerClient(http, url)
         while True:
             missing = await _missing(tracker, model_key)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshnet.cli import exits, lock, processes, readiness
 from meshnet.cli.bringup import BringUp, Report, cores
-from meshnet.cli.connect import find_tracker
+from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.launch import DaemonSpec, run_in_foreground
 from meshnet.cli.meshfile import find_mesh
@@ -28,6 +28,12 @@ Foreground = Annotated[bool, typer.Option("--foreground", help="Run it here inst
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for readiness.")]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. Default: 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
+Profile = Annotated[
+    str | None, typer.Option("--profile", help="Who may come in: local (default), lan (keys), exposed (keys and TLS).")
+]
+TlsCertificate = Annotated[Path | None, typer.Option(help="PEM file; with --tls-key the door speaks TLS.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM file.")]
+AllowCidrs = Annotated[str | None, typer.Option(help="Private networks of an exposed mesh's nodes, by commas.")]
 Name = Annotated[str | None, typer.Option("--name", help="What this daemon is called here: its log, wallet, run file.")]
 
 
@@ -63,6 +69,16 @@ def tracker(
     name: Name = None,
     host: Host = None,
     port: Port = None,
+    profile: Profile = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    trusted_proxy: Annotated[str | None, typer.Option(help="Addresses of proxies that end TLS, by commas.")] = None,
+    public_names: Annotated[str | None, typer.Option(help="Host names that clients use, by commas.")] = None,
+    join_allow: Annotated[str | None, typer.Option(help="Wallets that join without a token, by commas.")] = None,
+    allow_cidrs: AllowCidrs = None,
+    relays: Annotated[
+        str | None, typer.Option(help="Relays told to nodes that nobody can dial: ws://host:7090, by commas.")
+    ] = None,
     stats_db: Annotated[str | None, typer.Option(help="Where demand and calls are kept (SQLite).")] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Another tracker to share demand with (repeatable).")] = None,
     route_policy: Annotated[
@@ -100,6 +116,14 @@ def tracker(
     settings = _given(
         host=host,
         port=port,
+        profile=profile,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        trusted_proxy=trusted_proxy,
+        public_names=public_names,
+        join_allow=join_allow,
+        allow_cidrs=allow_cidrs,
+        relays=relays,
         stats_db=stats_db,
         peer=peer,
         route_policy=route_policy,
@@ -130,6 +154,12 @@ def node(
     name: Name = None,
     host: Host = None,
     port: Port = None,
+    profile: Profile = None,
+    relay: Annotated[
+        list[str] | None, typer.Option(help="A relay to be reached through, ws://host:7090 (repeatable).")
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Your own CA's certificate: meshnet ca init made it.")] = None,
+    allow_cidrs: AllowCidrs = None,
     advertise_url: Annotated[str | None, typer.Option(help="Address that others reach this node at.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 (default), bfloat16 or float16.")] = None,
@@ -156,6 +186,10 @@ def node(
         context=context,
         host=host,
         port=port,
+        profile=profile,
+        relay=",".join(relay or ()) or None,
+        ca_file=ca_file,
+        allow_cidrs=allow_cidrs,
         advertise_url=advertise_url,
         threads=threads or cores(),
         dtype=dtype,
@@ -176,8 +210,8 @@ def relay(
     trackers: Annotated[
         str | None, typer.Option(help="Wallets of trackers whose tickets open links, by commas.")
     ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; with --tls-key it speaks wss://.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file.")] = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [relay] table.")] = None,
     foreground: Foreground = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
@@ -187,7 +221,7 @@ def relay(
         host=host,
         port=port,
         splice_port=splice_port,
-        trackers=trackers,
+        trackers=trackers or own_trackers(home_of(os.environ)),
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         config=config,
@@ -198,6 +232,12 @@ def relay(
 def check_routing(**knobs: Any) -> None:
     """Before a process is started that would refuse them. Raises StartError naming the knob and its range."""
     RoutingConfig(**{name: value for name, value in knobs.items() if value is not None})
+
+
+def own_trackers(home: Home) -> str | None:
+    """Wallets of the trackers that run in this home: a relay beside them takes their tickets. None: there are none."""
+    urls = [record.url for record in processes.living(home) if record.kind == "tracker" and record.url]
+    return ",".join(ask(url, lambda client: client.health()).wallet for url in urls) or None
 
 
 def _given(**settings: Any) -> dict[str, Any]:
