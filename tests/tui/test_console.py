@@ -223,9 +223,20 @@ async def test_parts_that_are_not_served_are_said_to_be() -> None:
         assert "the call wall is not served by this tracker" in text_of(app)
 
 
+async def test_themes_and_mouse_change_without_a_restart() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("T")
+        assert app.theme == "ansi-dark"
+        await pilot.press("M")
+        await settle(pilot)
+        assert "mouse" in text_of(app)
+
+
 ALL_KEYS = (
     "up", "down", "pageup", "pagedown", "home", "end", "g", "G", "j", "k", "s", "S", "space", "space", "f", "z", "z",
-    "left_square_bracket", "right_square_bracket", "t", "r", "n", "P", "P", "T", "M", "M", "enter", "escape", "y",
+    "left_square_bracket", "right_square_bracket", "t", "r", "n", "P", "P", "enter", "escape", "y",
     "escape", "question_mark", "escape", "slash", "x", "escape", "colon", "escape", "c", "escape", "escape", "1", "b",
     "escape", "escape", "tab", "shift+tab",
 )  # fmt: skip

@@ -180,14 +180,8 @@ def hop_lines(shown: Shown, attempt: AttemptMessage, width: int) -> list[Line]:
     """The waterfall: each hop's part of one token's time."""
     total = sum((hop.computing_us or 0) + (hop.queued_us or 0) for hop in attempt.hops)
     room = max(4, min(24, width - 50))
-    said = [
-        line(
-            (
-                f"  {'hop':<14}{'layers':>8}{'compute':>11}{'queued':>10}  {'share of time' if width >= 64 else 'share'}",
-                "title",
-            )
-        )
-    ]
+    last = "share of time" if width >= 64 else "share"
+    said = [line((f"  {'hop':<14}{'layers':>8}{'compute':>11}{'queued':>10}  {last}", "title"))]
     for hop in attempt.hops:
         name = fit(((visible(hop.name) or node_name(shown.snapshot, hop.node_id), ""),), 14)
         spent = (hop.computing_us or 0) + (hop.queued_us or 0)
