@@ -18,7 +18,7 @@ from tui.source import ChatAsk, ChatEnded, ChatPiece, ChatStarted, ChatText
 
 
 class TrackerSource:
-    """``wall`` is Unix seconds, for the snapshots' display time. ``key`` and ``ca_file`` as ``open_http`` takes them."""
+    """``wall`` is Unix seconds, for display. ``key`` and ``ca_file`` are as ``open_http`` takes them."""
 
     def __init__(self, url: str, wall: Callable[[], float], key: str = "", ca_file: str = "") -> None:
         self._http = open_http(key, ca_file)
