@@ -18,7 +18,6 @@ import msgspec
 
 from daemons.kit.link import Link, Links
 from meshnet.domain.chat import ChatMessage, GenerationRequest, Sampling
-from meshnet.domain.shards import Shard
 from meshnet.wire import api, frames
 from meshnet.wire.messages import Delta, Failed, Finished, Generate, Hello, HopMessage, NodeMessage
 
@@ -36,7 +35,7 @@ class HopCosts:
 
 async def measure_ring(nodes: Sequence[NodeMessage], prompt: str, tokens: int) -> HopCosts:
     """One greedy answer over these nodes in order, each to the end of its shard."""
-    arrived = await _generate(nodes, prompt, tokens)
+    _, arrived = await _generate(nodes, prompt, tokens)
     walls, queued, computed = [], [], []
     # The first two tokens pay for prefill and for warming up.
     for (before, _), (at, delta) in pairwise(arrived[1:]):
@@ -59,7 +58,17 @@ async def measure_ring(nodes: Sequence[NodeMessage], prompt: str, tokens: int) -
     )
 
 
-async def _generate(nodes: Sequence[NodeMessage], prompt: str, tokens: int) -> list[tuple[float, Delta]]:
+async def ring_tps(nodes: Sequence[NodeMessage], prompt: str, tokens: int, ends: Sequence[int] = ()) -> float:
+    """Tokens/s of one greedy answer from GENERATE to its last token: what a tracker counts, past the tracker. ``ends``:
+    the last layer that each hop executes; without them each runs to the end of its shard."""
+    sent_at, arrived = await _generate(nodes, prompt, tokens, ends)
+    return sum(len(delta.token_ids) for _, delta in arrived) / (arrived[-1][0] - sent_at)
+
+
+async def _generate(
+    nodes: Sequence[NodeMessage], prompt: str, tokens: int, ends: Sequence[int] = ()
+) -> tuple[float, list[tuple[float, Delta]]]:
+    """When it was sent, and each delta with its time."""
     arrived: list[tuple[float, Delta]] = []
     done = asyncio.get_running_loop().create_future()
 
@@ -74,21 +83,21 @@ async def _generate(nodes: Sequence[NodeMessage], prompt: str, tokens: int) -> l
         links = Links(lambda: hello, on_message, lambda link: None, http, time.monotonic)
         try:
             link = await links.to(nodes[0].node_id, nodes[0].url)
-            await link.send(_request(nodes, prompt, tokens))
+            sent_at = time.perf_counter()
+            await link.send(_request(nodes, prompt, tokens, ends))
             end = await asyncio.wait_for(done, DEADLINE_S)
         finally:
             await links.close()
     if isinstance(end, Failed):
         raise SystemExit(f"the ring failed: {end.code}: {end.message}")
-    return arrived
+    return sent_at, arrived
 
 
-def _request(nodes: Sequence[NodeMessage], prompt: str, tokens: int) -> Generate:
+def _request(nodes: Sequence[NodeMessage], prompt: str, tokens: int, ends: Sequence[int]) -> Generate:
     hops, start = [], 0
-    for node in nodes:
-        shard = Shard(node.shard_start, node.shard_end)
-        hops.append(HopMessage(node.node_id, node.url, start, shard.end, node.epoch))
-        start = shard.end + 1
+    for node, end in zip(nodes, ends or [node.shard_end for node in nodes], strict=True):
+        hops.append(HopMessage(node.node_id, node.url, start, end, node.epoch))
+        start = end + 1
     return Generate(
         session=int(time.time() * 1e6) % (1 << 62),
         attempt=0,
