@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 
 from aiohttp import web
+from msgspec.structs import replace
 
 import meshnet
 from daemons.kit.guard import Guard, guarding
@@ -97,7 +98,8 @@ class Handlers:
     async def assign(self, request: web.Request) -> web.Response:
         wanted = decode_json(await _control_body(request), AssignmentRequest)
         require_signer(request, wanted.wallet)
-        return json_response(await self._tracker.supply.assignments.assign(wanted))
+        answer = await self._tracker.supply.assignments.assign(wanted)
+        return json_response(replace(answer, tickets=self._tracker.link_tickets(answer.sources, wanted.wallet)))
 
     async def models(self, request: web.Request) -> web.Response:
         return json_response(views.models(self._tracker.fleet, self._tracker.started))
@@ -106,7 +108,9 @@ class Handlers:
         return json_response(views.model(self._tracker.fleet, request.match_info["model_key"], self._tracker.started))
 
     async def coverage(self, request: web.Request) -> web.Response:
-        return json_response(views.coverage(self._tracker.fleet, request.query.get("model")))
+        tracker = self._tracker
+        reserved = tracker.supply.assignments.reservations.live(tracker.clock.now())
+        return json_response(views.coverage(tracker.fleet, request.query.get("model"), reserved))
 
     async def routing(self, request: web.Request) -> web.Response:
         tracker = self._tracker

@@ -10,6 +10,7 @@ from meshnet.domain.coverage import CoverageMap, coverage_deficit, coverage_map,
 from meshnet.domain.errors import NoRoute, NotFound
 from meshnet.domain.ids import ModelKey
 from meshnet.domain.nodes import Node
+from meshnet.domain.reservations import Reservation
 from meshnet.domain.routes import routable_groups, select_route
 from meshnet.domain.shards import Shard
 from meshnet.wire.messages import (
@@ -124,18 +125,23 @@ def ready_models(fleet: Fleet) -> list[ModelKey]:
     return [key for key in fleet.model_keys() if is_routable(fleet.nodes(key), key)]
 
 
-def coverage(fleet: Fleet, model_key: str | None) -> CoverageResponse:
+def coverage(fleet: Fleet, model_key: str | None, reserved: Sequence[Reservation] = ()) -> CoverageResponse:
     """Raises NotFound for a model that is not known."""
-    return CoverageResponse(tuple(_coverage(fleet, key) for key in known_keys(fleet, model_key)))
+    return CoverageResponse(tuple(_coverage(fleet, key, reserved) for key in known_keys(fleet, model_key)))
 
 
-def _coverage(fleet: Fleet, model_key: ModelKey) -> CoverageModel:
+def _coverage(fleet: Fleet, model_key: ModelKey, reserved: Sequence[Reservation]) -> CoverageModel:
     here = fleet.nodes(model_key)
     # What can answer: like nodes only. Others of the model cannot share a route with them.
     groups = routable_groups(here, model_key)
     seen = here or [node for node in (fleet.last_seen(model_key),) if node is not None]
     n_layers = groups[0][0].n_layers if groups else _n_layers(seen)
-    return _coverage_model(coverage_map(groups[0] if groups else [], model_key, n_layers))
+    ready = groups[0] if groups else []
+    loading = [node for node in here if node.state == "loading" and node.n_layers == n_layers]
+    promised = [held.shard for held in reserved if held.model_key == model_key and held.shard.end < n_layers]
+    return _coverage_model(
+        coverage_map({n.node_id: n for n in [*loading, *ready]}.values(), model_key, n_layers, promised)
+    )
 
 
 def _coverage_model(found: CoverageMap) -> CoverageModel:
@@ -148,6 +154,7 @@ def _coverage_model(found: CoverageMap) -> CoverageModel:
         coverage_deficit=found.deficit,
         layers=tuple(CoverageLayer(layer.layer, layer.node_ids) for layer in found.layers),
         loss={loss.node_id: ", ".join(_texts(loss.uncovers)) for loss in found.losses},
+        on_the_way=_texts(found.on_the_way),
     )
 
 

@@ -89,8 +89,10 @@ def _touches(node: NodeMessage, group: range) -> bool:
 def _words(covered: CoverageModel, nodes: Sequence[NodeMessage]) -> Text:
     if covered.gaps:
         share = f"{covered.coverage_deficit:.0%} of the model"
+        coming = f" On the way: {', '.join(covered.on_the_way)}." if covered.on_the_way else ""
         return Text(
-            f"Held by no node: layers {', '.join(covered.gaps)} ({share}). No request can be served.", "bold red"
+            f"Held by no node: layers {', '.join(covered.gaps)} ({share}). No request can be served.{coming}",
+            "bold red",
         )
     if not covered.single:
         return Text("All layers are held by at least two nodes.", "green")

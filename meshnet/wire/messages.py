@@ -27,7 +27,7 @@ Tps = Annotated[float, Meta(ge=0, le=1e7)]
 """Tokens/s; ten million is beyond any machine and keeps products finite."""
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*$")]
 """A name people see: no control or direction characters, 128 of them at most."""
-Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay)://[!-~]+$")]
+Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay|tls)://[!-~]+$")]
 ModelKeyText = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}$")]
 RevisionText = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
 WalletText = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}$")]
@@ -227,6 +227,8 @@ class CoverageModel(Struct, frozen=True, kw_only=True):
     layers: tuple[CoverageLayer, ...]
     loss: dict[str, str] = {}
     """node_id -> the ranges that its loss would uncover, where there are any."""
+    on_the_way: tuple[str, ...] = ()
+    """Parts of the gaps that a node is loading or has reserved."""
 
 
 class CoverageResponse(Struct, frozen=True):
