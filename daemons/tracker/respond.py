@@ -64,10 +64,12 @@ async def stream(request: web.Request, service: ChatService, chat: ChatRequest) 
         if isinstance(first, MeshnetError):
             raise first
         response = web.StreamResponse(headers={**SSE_HEADERS, **_headers(call)})
-        await response.prepare(request)
         writer = _Writer(response, service.deadlines.write_s)
         try:
+            await response.prepare(request)
             await _write_call(writer, call, service, first)
+        except ConnectionResetError:
+            log.info("client gone call=%s", call.call_id)
         except TimeoutError:
             log.warning("client cut call=%s reason=slow unread_s=%g", call.call_id, service.deadlines.write_s)
             _drop(request)

@@ -5,6 +5,7 @@ Knows no path and no struct of any daemon.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -178,12 +179,10 @@ class Door:
         """An answer that is read as it comes. Leaving the block before its end closes the connection, even if it is
         left by a cancellation and cancelled again meanwhile. Raises as ``ask``."""
         with self.errors():
-            response = await self._http.send(self._request(method, path, body, params, headers, STREAM), stream=True)
+            response = await self._begin(self._request(method, path, body, params, headers, STREAM))
             if self._may_retry(response):
                 await response.aclose()
-                response = await self._http.send(
-                    self._request(method, path, body, params, headers, STREAM), stream=True
-                )
+                response = await self._begin(self._request(method, path, body, params, headers, STREAM))
         reading = Reading(response, self)
         try:
             if response.status_code >= 400:
@@ -195,6 +194,30 @@ class Door:
         finally:
             reading.hang_up()
             await response.aclose()
+
+    async def _begin(self, request: httpx.Request) -> httpx.Response:
+        """Send, up to the answer's headers. However often we are cancelled, httpx is cancelled once: a second cancel
+        would meet its clean-up and leave the connection open, with an answer running behind it."""
+        answers: list[httpx.Response | httpx.HTTPError | httpx.InvalidURL] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._sent(request, answers))
+        except asyncio.CancelledError:
+            for late in answers:  # The headers came with the cancel.
+                if isinstance(late, httpx.Response):
+                    Reading(late, self).hang_up()
+            raise
+        if isinstance(answers[0], httpx.Response):
+            return answers[0]
+        raise answers[0]
+
+    async def _sent(
+        self, request: httpx.Request, answers: list[httpx.Response | httpx.HTTPError | httpx.InvalidURL]
+    ) -> None:
+        try:
+            answers.append(await self._http.send(request, stream=True))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            answers.append(error)
 
     @contextlib.contextmanager
     def errors(self) -> Any:

@@ -77,7 +77,7 @@ class LiveMesh:
         behind_proxy: bool = False,
         leash: bool = False,
     ) -> LiveNode:
-        """A registered, ready node. ``behind_proxy``: it is reached through one; ``leash``: so it reaches the tracker."""
+        """A registered, ready node. ``behind_proxy``: reached through one; ``leash``: so it reaches the tracker."""
         stack, held, model = self._stack, parse_shard(shard), facts()
         wallet = open_wallet(self._folder / name)
         holding = Holding(
