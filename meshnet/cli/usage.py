@@ -18,7 +18,7 @@ from meshnet.client.tracker import TrackerClient
 from meshnet.domain.ids import FINGERPRINT_CHARS, short_node_id
 from meshnet.wire.demand import UsageResponse, UsageRow, UsageTotal
 
-CALL_CHARS = 12
+CALL_CHARS = 8
 """Of a call id: enough to find it on the wall, and two tables fit 80 columns."""
 
 
@@ -67,7 +67,7 @@ def totals_table(totals: Sequence[UsageTotal], names: Mapping[str, str]) -> Tabl
 
 def rows_table(rows: Sequence[UsageRow]) -> Table:
     """Newest first."""
-    table = plain_table("call", "try>", "hop>", "node", "layers", "tokens>", "again>", "work units>", "outcome")
+    table = plain_table("call", "try>", "hop>", "node", "layers", "tokens>", "again>", "work>", "outcome")
     for row in rows:
         table.add_row(
             visible(row.call_id.removeprefix("call-")[:CALL_CHARS]),
