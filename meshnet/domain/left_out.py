@@ -24,21 +24,22 @@ def left_out(nodes: Sequence[Node], model_key: ModelKey, candidates: Sequence[Ca
     """Every live node of the model that no candidate uses, in the order given."""
     used = {node_id for candidate in candidates for node_id in candidate.route.node_ids}
     groups = candidate_groups(nodes, model_key)
+    grouped = {node.node_id for group in groups for node in group}
+    served = groups[0][0].revision if groups else "none"
     return [
-        LeftOut(node.node_id, _why(node, nodes, groups, candidates))
+        LeftOut(node.node_id, _why(node, nodes, node.node_id in grouped, served, candidates))
         for node in nodes
         if node.model_key == model_key and node.node_id not in used
     ]
 
 
-def _why(node: Node, nodes: Sequence[Node], groups: Sequence[Sequence[Node]], candidates: Sequence[Candidate]) -> str:
+def _why(node: Node, nodes: Sequence[Node], is_grouped: bool, served: str, candidates: Sequence[Candidate]) -> str:
     if node.state != "ready":
         return f"it is {node.state}"
     if node.shard.end >= node.n_layers:
         return f"it claims layers {node.shard} of a model that has {node.n_layers}"
-    group = next((g for g in groups if node in g), None)
-    if group is None:
-        return _why_no_group(node, nodes, groups)
+    if not is_grouped:
+        return _why_no_group(node, nodes, served)
     if node.is_head:
         at_most = hop_prior_tps(node)
         return f"its best route has a lower prior ({at_most:.3g} tokens/s at most) than the {len(candidates)} kept"
@@ -48,7 +49,7 @@ def _why(node: Node, nodes: Sequence[Node], groups: Sequence[Sequence[Node]], ca
     return f"{better} reaches further or is faster from where a hop would enter it"
 
 
-def _why_no_group(node: Node, nodes: Sequence[Node], groups: Sequence[Sequence[Node]]) -> str:
+def _why_no_group(node: Node, nodes: Sequence[Node], served: str) -> str:
     alike = [
         n
         for n in nodes
@@ -56,7 +57,6 @@ def _why_no_group(node: Node, nodes: Sequence[Node], groups: Sequence[Sequence[N
     ]
     if missing := uncovered_layers(alike):
         return f"no node with its weights and dtype holds layers {format_layers(missing)}"
-    served = groups[0][0].revision if groups else "none"
     return f"it holds revision {node.revision}, but revision {served} is served"
 
 
