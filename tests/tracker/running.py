@@ -7,7 +7,7 @@ import functools
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -115,14 +115,18 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def run_tracker(
-    store: Store | None = None, database: Database | None = None, peers: Sequence[Peer] = (), **settings: Any
+    store: Store | None = None,
+    database: Database | None = None,
+    peers: Sequence[Peer] = (),
+    wall: Callable[[], float] = time.time,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """``store`` holds the models on offer; ``database`` what is kept, by default nothing."""
     async with contextlib.AsyncExitStack() as stack:
         links = await stack.enter_async_context(aiohttp.ClientSession())
         http = await stack.enter_async_context(open_http())
         config = TrackerConfig(**{**QUICK, **settings})
-        clock = Clock(time.monotonic, time.time)
+        clock = Clock(time.monotonic, wall)
         saved = Saved() if database is None else database.load(config.max_calls_kept)
         store = store or Store(Path("/nonexistent"))
         means = Means(store, lambda url: FilesClient(http, url), Random(1), peers, database, saved)

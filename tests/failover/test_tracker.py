@@ -1,0 +1,134 @@
+"""The tracker stops, dies and comes back; clocks jump: nodes keep their shards and are soon known again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from daemons.kit.tasks import Tasks
+from daemons.node.announce import BACKOFF_MOST_S
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
+from meshnet.domain.errors import MeshnetError, Overloaded
+from tests.failover.fleet import LOOK_S, Fleet, Listening, listen, open_fleet, whole
+from tests.failover.live import open_live
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+BACK_WITHIN_S = 20.0
+NAMES = ("h", "m", "t")
+HOUR_S = 3600.0
+
+
+async def thirds(fleet: Fleet, *flags: str) -> None:
+    for name, shard in zip(NAMES, ("0-9", "10-19", "20-29"), strict=True):
+        await fleet.start_node(name, shard, *flags, wait=False)
+    await fleet.ready(NAMES)
+
+
+async def back(fleet: Fleet) -> float:
+    """Seconds until a tracker at the same address has every node again."""
+    port = fleet.url.rsplit(":", 1)[1]
+    began = time.monotonic()
+    await fleet.start_tracker(port=int(port))
+    await fleet.ready(NAMES)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_nodes_are_back_within_20_s_of_the_trackers_return(tmp_path: Path, how: signal.Signals) -> None:
+    tasks = Tasks("test")
+    async with open_fleet(tmp_path, "--drain", "0.2", "--timeout-between-tokens", "0.6") as fleet:
+        await thirds(fleet, "--step-ms", "8")
+        pids = {name: fleet.processes[name].running.pid for name in NAMES}
+        listening = Listening(fleet.client, "the tracker goes", 2000, tasks)
+        await listening.token(3)
+        fleet.signal("tracker", how)
+        with pytest.raises(MeshnetError):  # Never a silent end.
+            await listening.end()
+        assert whole("the tracker goes", 2000).startswith(listening.told.text)
+        await fleet.ended("tracker")
+        await fleet.all_free(10.0)
+        assert await back(fleet) < BACK_WITHIN_S
+        assert pids == {name: fleet.processes[name].running.pid for name in NAMES}
+        assert (await listen(fleet.client, "and is back", 4)).text == whole("and is back", 4)
+    await tasks.close()
+
+
+async def test_acknowledged_rows_survive_kill_9(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as fleet:
+        await thirds(fleet)
+        for number in range(5):
+            await listen(fleet.client, f"acknowledged {number}", 4)
+        acknowledged = set()
+        async with fleet.client.events(after=0) as events:
+            async for event in events:  # An event's id is given out after its commit.
+                if event.kind == "call.finished":
+                    acknowledged.add(event.call_id)
+                if len(acknowledged) == 5:
+                    break
+        rows = (await fleet.client.usage(limit=100)).rows
+        await fleet.kill("tracker")
+        await back(fleet)
+        kept = (await fleet.client.usage(limit=100)).rows
+        keys = [(row.call_id, row.hop, row.attempt) for row in kept]
+        assert len(set(keys)) == len(keys)
+        assert {row.call_id for row in kept} >= acknowledged
+        assert sorted(row.work_units for row in kept) == sorted(row.work_units for row in rows)
+
+
+async def test_new_requests_are_refused_while_a_tracker_drains(tmp_path: Path) -> None:
+    tasks = Tasks("test")
+    async with open_fleet(tmp_path) as fleet, open_http() as http:
+        await thirds(fleet, "--step-ms", "8")
+        listening = Listening(fleet.client, "the tracker drains", 60, tasks)
+        await listening.token(3)
+        fleet.signal("tracker", signal.SIGTERM)
+        other = TrackerClient(http, fleet.url)
+        async with asyncio.timeout(10.0):
+            while True:
+                try:
+                    await listen(other, "too late", 1)
+                except Overloaded as error:
+                    assert error.code == "shutting_down"
+                    break
+                await asyncio.sleep(LOOK_S)
+        assert (await listening.end()).text == whole("the tracker drains", 60)
+        assert await fleet.ended("tracker") == 0
+    await tasks.close()
+
+
+def test_fifty_nodes_do_not_come_back_in_the_same_moment() -> None:
+    """Full jitter over BACKOFF_MOST_S: the same formula as Announcer.delay_s after failures."""
+    times = sorted(BACKOFF_MOST_S * Random(seed).random() for seed in range(50))
+    most = max(sum(1 for at in times if start <= at < start + 0.1) for start in times)
+    assert most < 10 and times[-1] <= BACKOFF_MOST_S
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+async def test_wall_clock_that_jumps_ends_no_lease_and_no_answer(tmp_path: Path, jump_s: float) -> None:
+    tasks = Tasks("test")
+    wall = [time.time() - time.monotonic()]
+    async with open_live(tmp_path, wall=lambda: wall[0] + time.monotonic()) as mesh:
+        for name, shard in (("h", "0-14"), ("t", "15-29")):
+            await mesh.add(name, shard, step_s=0.01)
+        listening = Listening(mesh.client, "the clock jumps", 40, tasks)
+        await listening.token(3)
+        leases = {name: mesh.lease(live) for name, live in mesh.nodes.items()}
+        wall[0] += jump_s
+        mesh.running.tracker.fleet.tick()
+        told = await listening.end()
+        assert told.text == whole("the clock jumps", 40)
+        assert leases.keys() == {name for name, live in mesh.nodes.items() if mesh.lease(live) is not None}
+        assert all(
+            lease and (now := mesh.lease(mesh.nodes[n])) and now.node.epoch == lease.node.epoch
+            for n, lease in leases.items()
+        )
+        assert (await listen(mesh.client, "after the jump", 4)).text == whole("after the jump", 4)
+        assert (await mesh.client.calls()).calls[0].duration_s < 60
+    await tasks.close()
