@@ -13,7 +13,7 @@ import secrets
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,16 +21,20 @@ from typing import BinaryIO, NoReturn
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp import web
 
 from daemons.kit import config, host, logs
 from daemons.kit.dial import MeshConnector
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, guarded_names
 from daemons.kit.keyfile import KeyFile
+from daemons.kit.peerfiles import PeerFiles
 from daemons.kit.proof import Prover
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.signing import RequestSigner
-from daemons.kit.web import Site, serve
+from daemons.kit.tasks import every
+from daemons.kit.tls import own_server
+from daemons.kit.web import Site, serve, serve_also
 from daemons.node.announce import Advertised, Announcer
 from daemons.node.app import node_app, status_of
 from daemons.node.identity import Holding, Identity
@@ -43,18 +47,20 @@ from daemons.node.trust import Trust
 from daemons.node.uplinks import Means, Uplinks
 from daemons.node.wallet import WalletKey, open_wallet
 from meshnet.client.files import FilesClient
-from meshnet.client.http import NOBODY, Client, Credentials, open_http
+from meshnet.client.http import Client, Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.engine import EngineSpeed, ShardEngine, TextCodec
 from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.domain.ids import make_node_id
+from meshnet.domain.nodes import Accelerator
 from meshnet.domain.shards import Shard
-from meshnet.weights.fetch import fetch_shard
+from meshnet.weights.fetch import FileSource, fetch_shard
 from meshnet.weights.places import HOME_VARIABLE, state_root, store_root
 from meshnet.weights.store import Store
 from meshnet.wire import access, api
 from meshnet.wire.keyfile import KEY_FILE
 from meshnet.wire.messages import MoveAdvice, NodeStatus
+from meshnet.wire.relay import RelayAddress
 
 log = logging.getLogger("daemons.node")  # As a program, __name__ is no logger of ours.
 
@@ -67,8 +73,18 @@ half a millisecond costs nothing measurable, since torch lets go of the interpre
 
 MOVE_DRAIN_S = 120.0
 """A move waits so long for running sessions; what still runs then is given up and goes on elsewhere."""
+MEASURE_AGAIN_S = 6 * 3600.0
+"""A benchmark older than this is taken again when the node is idle: machines get other work, clocks throttle."""
 STEADY_SPREAD = 0.5
 """A measurement that varied more was taken on a busy machine: it is used, but not remembered for the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """How other nodes are reached, and what they are trusted with."""
+
+    trust: Trust
+    http: aiohttp.ClientSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,7 @@ class Plan:
     wallet: WalletKey
     store: Store
     tracker: TrackerClient
+    peers: Peers
 
     @property
     def shard(self) -> Shard:
@@ -147,12 +164,18 @@ def read_settings(argv: list[str]) -> NodeSettings:
 async def serve_until(stop: Stop, settings: NodeSettings) -> None:
     """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
     measured, gone within 5 s. Moving to other layers is another process in the same place."""
-    async with open_http(ca_file=settings.ca_file) as client:
-        plan = await make_plan(settings, client)
+    wallet = open_wallet(state_root(os.environ) / "nodes" / settings.name)
+    trust = Trust(time.time, required=settings.profile != "local")
+    connector = MeshConnector(wallet, trust.ticket_for, settings.check_address, limit=0)
+    async with (
+        open_http(ca_file=settings.ca_file) as client,
+        aiohttp.ClientSession(connector=connector, trust_env=False) as http,
+    ):
+        plan = await make_plan(settings, client, wallet, Peers(trust, http))
         missing = sum(entry.size_bytes for entry in plan.work.model.missing(plan.shard))
         progress = Progress(plan.work.model.shard_bytes(plan.shard) + missing)
         moves: asyncio.Queue[MoveAdvice] = asyncio.Queue()
-        async with _running(plan, progress, client, moves) as (node, site, announcer):
+        async with _running(plan, progress, moves) as (node, site, announcer):
             moved = await _live(stop, plan, progress, node, site, announcer, moves)
     log.info("stopped node=%s", node.identity.node_id)
     if moved is not None:
@@ -206,24 +229,23 @@ def move(settings: NodeSettings, plan: Plan, advice: MoveAdvice) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *words[1:]])
 
 
-async def make_plan(settings: NodeSettings, client: Client) -> Plan:
+async def make_plan(settings: NodeSettings, client: Client, wallet: WalletKey, peers: Peers) -> Plan:
     """Everything that can be wrong before anything starts. Raises StartError."""
     settings.check()
     if importlib.util.find_spec("torch") is None:
         raise StartError("A node needs torch, which is not installed. Run: pip install 'meshnet-llm[node]'")
     folder = state_root(os.environ) / "nodes" / settings.name
-    wallet = open_wallet(folder)
     store = Store(store_root(os.environ))
     hardware = host.hardware_profile(folder)
     credentials = Credentials(settings.join_token, RequestSigner(wallet.private, time.time, draw_nonce))
     tracker = TrackerClient(client, settings.tracker, credentials)
 
-    def dial(url: str) -> FilesClient:
+    def dial(url: str) -> FileSource:
         """Only the tracker is shown what opens the mesh."""
-        return FilesClient(client, url, credentials if url == tracker.url else NOBODY)
+        return FilesClient(client, url, credentials) if url == tracker.url else PeerFiles(peers.http, url)
 
-    joiner = Joiner(settings, store, wallet.wallet, tracker, dial, hardware)
-    return Plan(settings, await joiner.find_work(), folder, wallet, store, tracker)
+    joiner = Joiner(settings, store, wallet.wallet, tracker, dial, hardware, peers.trust.keep_link)
+    return Plan(settings, await joiner.find_work(), folder, wallet, store, tracker, peers)
 
 
 def make_guard(plan: Plan) -> Guard:
@@ -243,13 +265,11 @@ def make_guard(plan: Plan) -> Guard:
 
 @contextlib.asynccontextmanager
 async def _running(
-    plan: Plan, progress: Progress, client: Client, moves: asyncio.Queue[MoveAdvice]
+    plan: Plan, progress: Progress, moves: asyncio.Queue[MoveAdvice]
 ) -> AsyncIterator[tuple[Node, Site, Announcer]]:
     settings, work = plan.settings, plan.work
     async with contextlib.AsyncExitStack() as stack:
-        trust = Trust(time.time, required=settings.profile != "local")
-        connector = MeshConnector(plan.wallet, trust.ticket_for, settings.check_address, limit=0)
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, trust_env=False))
+        trust, http = plan.peers.trust, plan.peers.http
         prover = Prover(
             plan.wallet, trust.trackers, time.monotonic, time.time, draw_nonce, required=settings.profile != "local"
         )
@@ -262,7 +282,7 @@ async def _running(
 
         files = FileServer(plan.store, time.monotonic)
         app = node_app(node, settings.name, status, files, make_guard(plan))
-        site = await serve(app, settings.host, _port(settings))
+        site, url = await _open_doors(plan, app)
         stack.push_async_callback(site.close)
         stack.push_async_callback(node.close)  # Before the site: links end first.
         rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
@@ -272,7 +292,6 @@ async def _running(
             lambda: announcers[0].wake(),
         )
         stack.push_async_callback(uplinks.close)
-        url = settings.advertise_url or site.url
         advertised = Advertised(
             settings.name,
             url,
@@ -302,6 +321,19 @@ async def _running(
         run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)
         stack.callback(run_file.unlink, missing_ok=True)
         yield node, site, announcers[0]
+
+
+async def _open_doors(plan: Plan, app: web.Application) -> tuple[Site, str]:
+    """Listen, and say at which url others dial us. Under the profile exposed the operator's door is on loopback and
+    the public one speaks TLS with our wallet's certificate."""
+    settings = plan.settings
+    if settings.profile != "exposed":
+        site = await serve(app, settings.host, _port(settings))
+        return site, settings.advertise_url or site.url
+    site = await serve(app, "127.0.0.1", 0)
+    port = await serve_also(site, settings.host, _port(settings), own_server(plan.wallet.tls_file))
+    said = urlsplit(settings.advertise_url)
+    return site, RelayAddress(said.hostname or settings.host, said.port or port, plan.wallet.wallet, "tls").url
 
 
 def _relay_session(settings: NodeSettings) -> aiohttp.ClientSession:
@@ -335,17 +367,46 @@ async def _load(node: Node, plan: Plan, progress: Progress, announcer: Announcer
         work.model.manifest.revision, str(plan.shard), settings.dtype, settings.threads, settings.delay_per_layer_ms
     )
     speed = read_speed(plan.folder, key)
-    if speed is None:
-        speed = await node.worker.call(_measure)
-        if speed.spread <= STEADY_SPREAD:
-            save_speed(plan.folder, key, speed)
-    log.info("measured decode_tps=%.1f batch8_tps=%.1f", speed.decode_tps, speed.decode_batch8_tps)
+    if speed is None or not speed.extra:
+        speed = await _measured(node, plan, key)
     node.ready = True
-    announcer.measured(speed)
+    announcer.measured(speed, await node.worker.call(_accelerators))
+
+    async def again() -> None:
+        # Others may use the machine by now; only an idle node learns what it can do, and keeps nobody waiting.
+        if len(node.sessions) == 0 and not node.identity.draining:
+            announcer.measured(await _measured(node, plan, key), await node.worker.call(_accelerators))
+
+    node.tasks.start(_later(again), "measure")
+
+
+async def _later(again: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(MEASURE_AGAIN_S)
+    await every(again, lambda: MEASURE_AGAIN_S, "measure")
+
+
+async def _measured(node: Node, plan: Plan, key: str) -> EngineSpeed:
+    speed = await node.worker.call(_measure)
+    if speed.spread <= STEADY_SPREAD:
+        save_speed(plan.folder, key, speed)
+    log.info(
+        "measured decode_tps=%.1f batch8_tps=%.1f prefill_tps=%.1f spread=%.2f",
+        speed.decode_tps,
+        speed.decode_batch8_tps,
+        speed.prefill_tps,
+        speed.spread,
+    )
+    return speed
 
 
 def _measure(engine: ShardEngine) -> EngineSpeed:
     return engine.measure()
+
+
+def _accelerators(engine: ShardEngine) -> tuple[Accelerator, ...]:
+    from meshnet.engine.probe import accelerators
+
+    return accelerators()
 
 
 def make_engine(plan: Plan, progress: Progress) -> tuple[ShardEngine, TextCodec | None]:

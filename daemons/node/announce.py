@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
@@ -17,8 +17,9 @@ from daemons.node.service import Node
 from daemons.node.wallet import WalletKey
 from meshnet.domain.engine import EngineSpeed
 from meshnet.domain.errors import Conflict, MeshnetError, NotFound
-from meshnet.domain.nodes import HardwareProfile
+from meshnet.domain.nodes import Accelerator, HardwareProfile
 from meshnet.wire.messages import (
+    AcceleratorMessage,
     HardwareMessage,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -91,15 +92,17 @@ class Announcer:
         self._on_registered = on_registered
         self._advised: MoveAdvice | None = None
         self._speed: EngineSpeed | None = None
+        self._accelerators: tuple[Accelerator, ...] = ()
         self._wake = asyncio.Event()
         self._interval_s = 5.0
         self._failures = 0
         self.registered = False
         self._left = False
 
-    def measured(self, speed: EngineSpeed) -> None:
+    def measured(self, speed: EngineSpeed, accelerators: Sequence[Accelerator] = ()) -> None:
         """The shard is loaded and this fast."""
         self._speed = speed
+        self._accelerators = tuple(accelerators)
         self._wake.set()
 
     def wake(self) -> None:
@@ -220,7 +223,15 @@ class Announcer:
             benchmark_tokens_per_sec=None if speed is None else speed.decode_tps,
             benchmark_batch8_tokens_per_sec=None if speed is None else speed.decode_batch8_tps,
             prefill_tokens_per_sec=None if speed is None else speed.prefill_tps,
+            benchmark_spread=None if speed is None else speed.spread,
+            matrix_gflops=None if speed is None else speed.extra.get("matrix_gflops"),
+            memory_gb_s=None if speed is None else speed.extra.get("memory_gb_s"),
+            accelerators=None if speed is None else tuple(map(_accelerator, self._accelerators)),
         )
+
+
+def _accelerator(found: Accelerator) -> AcceleratorMessage:
+    return AcceleratorMessage(found.name[:128] or "unknown", found.kind, found.memory_bytes)
 
 
 def _hardware(profile: HardwareProfile) -> HardwareMessage:

@@ -240,7 +240,15 @@ def _keep_measures(before: HeartbeatRequest | None, beat: HeartbeatRequest) -> H
     """A heartbeat says a measured speed once; it holds until the next one says another."""
     if before is None:
         return beat
-    names = ("benchmark_tokens_per_sec", "benchmark_batch8_tokens_per_sec", "prefill_tokens_per_sec")
+    names = (
+        "benchmark_tokens_per_sec",
+        "benchmark_batch8_tokens_per_sec",
+        "prefill_tokens_per_sec",
+        "benchmark_spread",
+        "matrix_gflops",
+        "memory_gb_s",
+        "accelerators",
+    )
     kept = {name: getattr(before, name) for name in names if getattr(beat, name) is None}
     return msgspec.structs.replace(beat, **kept)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from daemons.tracker.fleet import Fleet, Lease
 from daemons.tracker.planner import Planner
 from meshnet.domain.coverage import CoverageMap, coverage_deficit, coverage_map, layer_depths
@@ -17,11 +19,13 @@ from meshnet.wire.messages import (
     CoverageLayer,
     CoverageModel,
     CoverageResponse,
+    HardwareMessage,
     HeartbeatRequest,
     ModelMessage,
     ModelsResponse,
     NodeMessage,
     NodesResponse,
+    RegisterRequest,
 )
 
 Ratio = Callable[[str], float | None]
@@ -62,7 +66,9 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         benchmark_tokens_per_sec=node.benchmark_tokens_per_sec,
         benchmark_batch8_tokens_per_sec=claim.benchmark_batch8_tokens_per_sec if batch8 is None else batch8,
         prefill_tokens_per_sec=claim.prefill_tokens_per_sec if prefill is None else prefill,
-        benchmark_spread=claim.benchmark_spread,
+        benchmark_spread=claim.benchmark_spread if beat.benchmark_spread is None else beat.benchmark_spread,
+        matrix_gflops=beat.matrix_gflops or 0.0,
+        memory_gb_s=beat.memory_gb_s or 0.0,
         observed_tokens_per_sec=beat.observed_tokens_per_sec,
         observed_ratio=ratio(node.wallet),
         reputation=round(node.reputation, 4),
@@ -79,7 +85,17 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         health=planner.health.state(node.wallet),
         ejected_for_s=round(planner.health.ejected_for_s(node.wallet), 3),
         failures=planner.health.failures(node.wallet),
-        hardware=claim.hardware,
+        hardware=_hardware(claim, beat),
+    )
+
+
+def _hardware(claim: RegisterRequest, beat: HeartbeatRequest) -> HardwareMessage:
+    """As registered, with what changes or was found out since."""
+    known = claim.hardware
+    return structs.replace(
+        known,
+        ram_available_bytes=beat.ram_available_bytes or known.ram_available_bytes,
+        accelerators=known.accelerators if beat.accelerators is None else beat.accelerators,
     )
 
 

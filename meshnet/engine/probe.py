@@ -10,12 +10,18 @@ import torch
 
 from meshnet.domain.chat import Sampling
 from meshnet.domain.engine import EngineSpeed, Rows, SessionPlan, ShardEngine, StepItem
+from meshnet.domain.nodes import Accelerator
 
 PROMPT_ROWS = 64
 """Rows of the timed prefill: long enough to be limited by arithmetic, short enough for seconds on a slow node."""
 DECODE_STEPS = 8
 """Timed steps after one that warms up; the median of them counts."""
 BATCH = 8
+MATRIX_SIZE = 1024
+"""Of both factors: 2 GFLOP a product, milliseconds on any machine, and too large to be all overhead."""
+COPIED_BYTES = 64 << 20
+"""Larger than the caches of ordinary CPUs, so that memory is timed."""
+RATE_RUNS = 3
 _SCRATCH = -1
 """Session numbers below zero are never a call's."""
 
@@ -53,19 +59,35 @@ def measure(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter)
         decode_batch8_tps=BATCH / statistics.median(many),
         prefill_tps=PROMPT_ROWS / prefill_s,
         spread=(max(one) - min(one)) / median,
+        extra=machine_rates(clock),
     )
 
 
-def accelerators() -> list[str]:
-    """Devices torch sees beside the CPU, as people read them."""
+def accelerators() -> tuple[Accelerator, ...]:
+    """Devices torch sees beside the CPU."""
     found = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            found.append(f"cuda:{index} {properties.name} {properties.total_memory >> 30} GiB")
+            found.append(Accelerator(properties.name, f"cuda:{index}", properties.total_memory))
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return found
+        found.append(Accelerator("Apple GPU", "mps"))
+    return tuple(found)
+
+
+def machine_rates(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """``matrix_gflops``: float32 products, the limit of prefill. ``memory_gb_s``: copies, the limit of decode."""
+    a, b = torch.rand(MATRIX_SIZE, MATRIX_SIZE), torch.rand(MATRIX_SIZE, MATRIX_SIZE)
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8).fill_(1)
+    target = torch.empty_like(source)
+    torch.mm(a, b)  # Warms the thread pool.
+    product_s = statistics.median(_time(clock, lambda: torch.mm(a, b)) for _ in range(RATE_RUNS))
+    copy_s = statistics.median(_time(clock, lambda: target.copy_(source)) for _ in range(RATE_RUNS))
+    return {
+        "matrix_gflops": 2 * MATRIX_SIZE**3 / product_s / 1e9,
+        # Each byte is read and written.
+        "memory_gb_s": 2 * COPIED_BYTES / copy_s / 1e9,
+    }
 
 
 def _plan(engine: ShardEngine) -> SessionPlan:

@@ -123,6 +123,11 @@ class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     benchmark_tokens_per_sec: Tps | None = None
     benchmark_batch8_tokens_per_sec: Tps | None = None
     prefill_tokens_per_sec: Tps | None = None
+    benchmark_spread: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    matrix_gflops: Annotated[float, Meta(ge=0, le=1e7)] | None = None
+    memory_gb_s: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    accelerators: Annotated[tuple[AcceleratorMessage, ...], Meta(max_length=64)] | None = None
+    """Known once the engine is loaded, as are the rates."""
 
 
 class MoveAdvice(Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,6 +168,9 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     prefill_tokens_per_sec: float = 0.0
     benchmark_spread: float = 0.0
     observed_tokens_per_sec: float = 0.0
+    matrix_gflops: float = 0.0
+    """Float32 matrix products, and memory copies in GB/s, at its last benchmark; 0: not measured."""
+    memory_gb_s: float = 0.0
     observed_ratio: float | None = None
     """Measured in its calls / claimed in its benchmark, decayed; None before it served. Far below 1: a false claim."""
     reputation: float = 1.0
