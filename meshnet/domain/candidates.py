@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshnet.domain.coverage import uncovered_layers
 from meshnet.domain.ids import ModelKey, NodeId
@@ -38,11 +38,15 @@ class Candidate:
     """Per hop: decayed success share, in [0, 1]."""
     layer_s: tuple[float, ...]
     """Per hop: seconds per token and layer that its benchmark claims, idle."""
+    work: tuple[tuple[NodeId, int], ...] = field(init=False, repr=False, compare=False)
+    """Per hop: node_id and layers executed; kept, because every choice reads them of every candidate."""
+    reputation: float = field(init=False, repr=False, compare=False)
+    """Chance that every hop holds, were they independent."""
 
-    @property
-    def reputation(self) -> float:
-        """Chance that every hop holds, were they independent."""
-        return math.prod(self.reputations)
+    def __post_init__(self) -> None:
+        work = tuple((hop.node_id, hop.end_layer - hop.start_layer + 1) for hop in self.route.hops)
+        object.__setattr__(self, "work", work)
+        object.__setattr__(self, "reputation", math.prod(self.reputations))
 
 
 def make_candidate(route: Route, by_id: Mapping[NodeId, Node], prior_tps: float | None = None) -> Candidate:

@@ -92,7 +92,7 @@ class HopStatsStore:
         """Of each, ``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
         known: dict[str, _NodeView] = {}
         factor = self.load_factor
-        return [self._predict(c.route.hops, c.loads, c.layer_s, now, factor, known) for c in candidates]
+        return [self._predict(c.work, c.loads, c.layer_s, now, factor, known) for c in candidates]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a whole answer: each hop from its own timing where frames carried one, else all of them from the
@@ -120,24 +120,23 @@ class HopStatsStore:
 
     def _predict(
         self,
-        hops: Sequence[Hop],
+        work: Sequence[tuple[str, int]],
         loads: Sequence[int],
         claimed: Sequence[float],
         now: float,
         factor: float,
         known: dict[str, _NodeView],
     ) -> Prediction:
-        """``known`` keeps what is the same for every route over a node."""
+        """``work`` is (node_id, layers) along the route; ``known`` keeps what is the same for every route over a node."""
         seconds: list[float] = []
         variances: list[float] = []
         total = 0.0
-        for at, hop in enumerate(hops):
-            node_id = hop.node_id
+        for (node_id, layers), load, claim in zip(work, loads, claimed, strict=True):
             view = known.get(node_id)
             if view is None:
-                view = known[node_id] = self._view(node_id, claimed[at], now)
+                view = known[node_id] = self._view(node_id, claim, now)
             layer_s, variance, link_s = view
-            part = (hop.end_layer - hop.start_layer + 1) * layer_s * (1.0 + factor * loads[at])
+            part = layers * layer_s * (1.0 + factor * load)
             seconds.append(part)
             variances.append(variance)
             total += part + link_s
@@ -200,7 +199,8 @@ class HopStatsStore:
         tokens: int,
         now: float,
     ) -> None:
-        prediction = self._predict(hops, loads, claimed, now, self.load_factor, {})
+        work = [(hop.node_id, hop.end_layer - hop.start_layer + 1) for hop in hops]
+        prediction = self._predict(work, loads, claimed, now, self.load_factor, {})
         surprise = math.log(token_s) - prediction.log_seconds
         noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / tokens)
         parts = [s * s * v for s, v in zip(prediction.shares, prediction.variances, strict=True)]

@@ -39,13 +39,12 @@ def _difference_variances(candidates: Sequence[Candidate], predictions: Sequence
     """Variance of ln(time of i / time of best), ``sum over nodes of (share_i - share_best)^2 x variance``: what two
     routes have in common does not make them uncertain against each other."""
     ours = predictions[best]
-    best_hops = candidates[best].route.hops
-    shares = {hop.node_id: share for hop, share in zip(best_hops, ours.shares, strict=True)}
+    shares = {node_id: share for (node_id, _), share in zip(candidates[best].work, ours.shares, strict=True)}
     whole = sum(s * s * v for s, v in zip(ours.shares, ours.variances, strict=True))
     found: list[float] = []
     for candidate, (_, parts, variances) in zip(candidates, predictions, strict=True):
         total = whole
-        for hop, share, variance in zip(candidate.route.hops, parts, variances, strict=True):
-            total += variance * share * (share - 2.0 * shares.get(hop.node_id, 0.0))
+        for (node_id, _), share, variance in zip(candidate.work, parts, variances, strict=True):
+            total += variance * share * (share - 2.0 * shares.get(node_id, 0.0))
         found.append(max(total, 0.0))
     return found
