@@ -127,7 +127,7 @@ class HopStatsStore:
         factor: float,
         known: dict[str, _NodeView],
     ) -> Prediction:
-        """``work`` is (node_id, layers) along the route; ``known`` keeps what is the same for every route over a node."""
+        """``work``: (node_id, layers) along the route; ``known`` keeps what is the same for every route over a node."""
         seconds: list[float] = []
         variances: list[float] = []
         total = 0.0
