@@ -15,8 +15,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from daemons.kit.identity import WalletKey
-from daemons.kit.splice import reach
-from daemons.kit.tls import HANDSHAKE_S, peer_wallet, pinned_context
+from daemons.kit.splice import CheckAddress, connect, reach
+from daemons.kit.tls import HANDSHAKE_S, peer_wallet, pinned_context, unpinned_client
 from meshnet.domain.errors import MeshnetError
 from meshnet.domain.ids import Wallet
 from meshnet.wire.relay import RelayAddress, parse_http_host
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 TicketFor = Callable[[Wallet], str | None]
 """The ticket that lets us link to this wallet now, or None."""
-CheckAddress = Callable[[str], object]
-"""Raises MeshnetError when this IP address may not be dialled."""
 
 
 class CheckedResolver(AbstractResolver):
@@ -76,7 +74,7 @@ class MeshConnector(aiohttp.TCPConnector):
                 _checked(self._check, host)
             return await super()._create_connection(req, traces, timeout)
         try:
-            return await self._reach(address)
+            return await (self._dial_pinned(address) if address.scheme == "tls" else self._reach(address))
         except (MeshnetError, OSError) as error:
             raise aiohttp.ClientConnectorError(req.connection_key, OSError(0, str(error))) from error
 
@@ -84,11 +82,27 @@ class MeshConnector(aiohttp.TCPConnector):
         ticket = self._ticket_for(address.wallet)
         if ticket is None:
             raise OSError(f"there is no ticket for {address.wallet}")
-        sock, certificate = await reach(address, self._key, ticket)
+        sock, certificate = await reach(address, self._key, ticket, self._check)
         context = pinned_context("client", self._key.tls_file, certificate)
         try:
             transport, protocol = await asyncio.get_running_loop().create_connection(
                 self._factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except OSError:
+            sock.close()
+            raise
+        if peer_wallet(transport.get_extra_info("ssl_object")) != address.wallet:
+            transport.abort()
+            raise OSError(f"another key than {address.wallet}'s answers")
+        return protocol
+
+    async def _dial_pinned(self, address: RelayAddress) -> ResponseHandler:
+        """The node's own TLS port: it must prove its wallet's key. Ours is proved by HELLO, since a server cannot ask
+        for certificates that it does not know."""
+        sock = await connect(address.host, address.port, self._check)
+        try:
+            transport, protocol = await asyncio.get_running_loop().create_connection(
+                self._factory, sock=sock, ssl=unpinned_client(), server_hostname="", ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError:
             sock.close()

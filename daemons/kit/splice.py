@@ -30,11 +30,16 @@ from meshnet.wire.relay import (
 
 T = TypeVar("T")
 
+CheckAddress = Callable[[str], object]
+"""Raises MeshnetError when this IP address may not be dialled."""
+
 SPLICE_S = 8.0
 """From dialling the relay to the splice: two connects (the node dials back, at most 5 s) and four messages."""
 
 
-async def reach(address: RelayAddress, key: WalletKey, ticket: str) -> tuple[socket.socket, bytes]:
+async def reach(
+    address: RelayAddress, key: WalletKey, ticket: str, check: CheckAddress | None = None
+) -> tuple[socket.socket, bytes]:
     """A socket to the node at ``address``, and the node's certificate (DER, its key checked against the wallet).
 
     Speak TLS with ``pinned_context("client", …)`` on it: the relay reads along. Raises Unreachable naming the address.
@@ -54,7 +59,7 @@ async def reach(address: RelayAddress, key: WalletKey, ticket: str) -> tuple[soc
         spliced = await _exchange(sock, message)
         return read_certificate(spliced.certificate, address.wallet)
 
-    return await _dialled(address.host, address.port, ask)
+    return await _dialled(address.host, address.port, ask, check)
 
 
 async def take(host: str, port: int, token: str) -> socket.socket:
@@ -86,13 +91,15 @@ async def accept_spliced(
     return transport
 
 
-async def _dialled(host: str, port: int, ask: Callable[[socket.socket], Awaitable[T]]) -> tuple[socket.socket, T]:
+async def _dialled(
+    host: str, port: int, ask: Callable[[socket.socket], Awaitable[T]], check: CheckAddress | None = None
+) -> tuple[socket.socket, T]:
     where = f"{host}:{port}"
     sock: socket.socket | None = None
     kept = False
     try:
         async with asyncio.timeout(SPLICE_S):
-            sock = await _connect(host, port)
+            sock = await connect(host, port, check)
             answer = await ask(sock)
         kept = True
         return sock, answer
@@ -105,11 +112,13 @@ async def _dialled(host: str, port: int, ask: Callable[[socket.socket], Awaitabl
             sock.close()
 
 
-async def _connect(host: str, port: int) -> socket.socket:
-    """The first of the host's addresses that answers."""
+async def connect(host: str, port: int, check: CheckAddress | None = None) -> socket.socket:
+    """To the first of the host's addresses that answers. Raises OSError; MeshnetError where ``check`` refuses one."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if check is not None:
+            check(str(address[0]))
         sock = socket.socket(family, kind, protocol)
         connected = False
         try:

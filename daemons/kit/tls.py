@@ -90,6 +90,25 @@ def pinned_context(side: Literal["server", "client"], own: Path, peer: bytes) ->
     return context
 
 
+def own_server(own: Path) -> ssl.SSLContext:
+    """TLS 1.3 for our own port, with our wallet's certificate: who dials knows which wallet must answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(own)
+    context.num_tickets = 0
+    return context
+
+
+def unpinned_client() -> ssl.SSLContext:
+    """For a peer's ``own_server``: TLS 1.3 proves that it holds its certificate's key, whose it is the caller compares
+    (``peer_wallet``) before a byte is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def peer_wallet(ssl_object: ssl.SSLObject | None) -> Wallet | None:
     """The wallet the other end of a pinned connection proved; None on a connection without TLS."""
     der = ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None

@@ -69,6 +69,16 @@ async def serve(app: web.Application, host: str, port: int, tls: ssl.SSLContext 
     return Site(runner, bound[0], bound[1], "https" if tls else "http")
 
 
+async def serve_also(site: Site, host: str, port: int, tls: ssl.SSLContext) -> int:
+    """The same application at one more address, with TLS; returns the bound port. Raises StartError."""
+    more = web.TCPSite(site.runner, host, port, ssl_context=tls)
+    try:
+        await more.start()
+    except OSError as error:
+        raise StartError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    return site.runner.addresses[-1][1]
+
+
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """MeshnetError and aiohttp's own errors become the one JSON shape; anything else is a 500 without details."""

@@ -17,6 +17,7 @@ from meshnet.domain.budget import format_bytes, memory_need, usable_bytes
 from meshnet.domain.errors import (
     Conflict,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     MeshnetError,
     NotFound,
@@ -71,6 +72,7 @@ class Joiner:
     tracker: Tracker
     dial: Callable[[str], FileSource]
     hardware: HardwareProfile
+    keep_ticket: Callable[[str, str], None] = lambda wallet, ticket: None
 
     async def find_work(self) -> Work:
         """Raises StartError, NotFound or WeightsError: one sentence each."""
@@ -79,7 +81,10 @@ class Joiner:
         if settings.shard:
             return await self._given(settings.checked_shard(), budget)
         answer = await self._ask(budget)
-        sources = tuple(self.dial(url) for url in answer.sources)
+        for wallet, ticket in answer.tickets.items():
+            self.keep_ticket(wallet, ticket)
+        # An own address of the tracker's may be none that reaches it from here.
+        sources = tuple(self.dial(url) for url in dict.fromkeys([self.tracker.url, *answer.sources]))
         model = await open_model(self.store, Wanted(answer.model_key, answer.revision), sources)
         log.info(
             "assigned model=%s shard=%d-%d why=%s", answer.model_key, answer.shard_start, answer.shard_end, answer.why
@@ -161,6 +166,8 @@ class Joiner:
         """The tracker, and nodes with the same weights; none when it does not answer."""
         try:
             nodes = (await self.tracker.nodes()).nodes
+        except Forbidden:
+            nodes = ()  # A join token reads no lists; the tracker itself may have the files.
         except MeshnetError:
             return ()
         urls: Sequence[str] = [
@@ -168,7 +175,7 @@ class Joiner:
             for node in nodes
             if node.model_key == self.settings.model
             and revision in (None, node.revision)
-            and node.url.startswith(("http://", "https://"))
+            and not node.url.startswith("relay://")
             and node.wallet != self.wallet
         ]
         return tuple(self.dial(url) for url in dict.fromkeys([self.tracker.url, *urls]))

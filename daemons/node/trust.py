@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from meshnet.domain.errors import Forbidden
 from meshnet.domain.ids import Wallet, parse_node_id
-from meshnet.domain.tickets import Ask, LinkTicket, RouteTicket, Sender, check_hop
+from meshnet.domain.tickets import LINK_TICKET_S, Ask, LinkTicket, RouteTicket, Sender, check_hop
 from meshnet.wire.hello import wallet_in
 from meshnet.wire.messages import Generate, Hello, HopMessage, Open
 from meshnet.wire.tickets import open_ticket
@@ -57,9 +57,9 @@ class Trust:
         text, expires = self._tickets.get(wallet, ("", 0.0))
         return text if text and self._wall() <= expires else None
 
-    def keep_link(self, text: str, ticket: LinkTicket) -> None:
-        """A ticket for links alone: for fetching another node's files, say."""
-        self._remember(ticket.target, text, ticket.expires)
+    def keep_link(self, target: str, text: str) -> None:
+        """A ticket for links alone, fresh from our tracker: for fetching another node's files."""
+        self._remember(Wallet(target), text, self._wall() + LINK_TICKET_S)
 
     def _keep(self, text: str, ticket: RouteTicket) -> None:
         for hop in ticket.hops:

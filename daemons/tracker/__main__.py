@@ -18,6 +18,7 @@ from daemons.kit import config, logs
 from daemons.kit.dial import MeshConnector
 from daemons.kit.identity import WalletKey, load_or_create
 from daemons.kit.keyfile import KeyFile
+from daemons.kit.peerfiles import PeerFiles
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.tls import server_context
 from daemons.tracker.app import open_site
@@ -28,7 +29,6 @@ from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.store import Database, open_database
 from daemons.tracker.supply import Means
-from meshnet.client.files import FilesClient
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.decision_log import FILE_ENDING
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--public-names", help="host names under which clients call us, with commas between")
     parser.add_argument("--join-allow", help="wallets that may join without a token, with commas between")
     parser.add_argument("--allow-cidrs", help="private networks nodes of an exposed mesh may be in, by commas")
+    parser.add_argument("--trusted-nodes", help="wallets of the only nodes that routes may use, by commas")
     parser.add_argument("--relays", help="relays told to nodes that nobody can dial: ws://host:7090, by commas")
     parser.add_argument("--port", type=int, help="0 asks for a free one")
     parser.add_argument("--name", help="of the run file and the log")
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in TIMEOUTS.items():
         parser.add_argument(f"--timeout-{name}", type=float, help=f"seconds {what}")
     parser.add_argument("--spare-wait", type=float, help="seconds a call without a route waits for one to appear")
+    parser.add_argument("--audit-share", type=float, help="share of calls of which one hop's output is checked")
     parser.add_argument("--drain", type=float, help="seconds a stop waits for running answers")
     return parser
 
@@ -133,7 +135,7 @@ async def _serve(
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as http, open_http() as client:
         peers = [TrackerClient(client, url) for url in settings.peer]
         store = Store(store_root(os.environ))
-        means = Means(store, lambda url: FilesClient(client, url), Random(identity.boot), peers, database, saved)
+        means = Means(store, lambda url: PeerFiles(http, url), Random(identity.boot), peers, database, saved)
         decisions = decision_log(root, settings, identity.boot)
         tracker = Tracker(settings, identity, http, clock, rng, means, decisions, seal)
         guard = make_guard(settings, identity, clock, keys)

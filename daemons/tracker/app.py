@@ -11,7 +11,7 @@ import meshnet
 from daemons.kit.guard import Guard, guarding
 from daemons.kit.web import Site, json_response, make_app, serve
 from daemons.tracker import respond, routing_views, views
-from daemons.tracker.doors import make_guard, require_signer
+from daemons.tracker.doors import check_url, make_guard, require_signer
 from daemons.tracker.feed import feed
 from daemons.tracker.metrics import CONTENT_TYPE
 from daemons.tracker.parts import Tracker
@@ -63,6 +63,7 @@ class Handlers:
     async def register(self, request: web.Request) -> web.Response:
         claim = decode_json(await _control_body(request), RegisterRequest)
         require_signer(request, claim.wallet)
+        check_url(claim.url, self._tracker.config)
         lease = self._tracker.fleet.register(claim)
         identity = self._tracker.identity
         return json_response(

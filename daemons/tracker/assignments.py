@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from daemons.tracker.fleet import Change, Fleet
 from meshnet.domain.assignment import Assignment, JoinRequest, ModelNeed, assign
@@ -38,7 +39,7 @@ LEARN_S = 3.0
 
 
 class SmallFiles(Protocol):
-    """Gives whole small files: ``meshnet.client.files.FilesClient``, or one that a test scripts."""
+    """Gives whole small files: ``daemons.kit.peerfiles.PeerFiles``, or one that a test scripts."""
 
     async def small(self, model_key: str, name: str) -> bytes: ...
 
@@ -201,12 +202,12 @@ class Assignments:
         )
 
     def _sources(self, offer: Offer) -> tuple[str, ...]:
-        own = [self._own_url()] if offer.here and self._own_url() else []
+        own = [self._own_url()] if offer.here and _can_be_asked(self._own_url()) else []
         nodes = sorted(
             (node for node in self._fleet.nodes(offer.manifest.model_key) if node.revision == offer.manifest.revision),
             key=lambda node: (node.state != "ready", node.load, node.node_id),
         )
-        return (*own, *(node.url for node in nodes if _can_be_asked(node.url)))[:MAX_SOURCES]
+        return (*own, *(node.url for node in nodes))[:MAX_SOURCES]
 
     def _on_change(self, change: Change) -> None:
         if change.kind == "joined":
@@ -214,5 +215,5 @@ class Assignments:
 
 
 def _can_be_asked(url: str) -> bool:
-    """Nodes behind a relay have no address for HTTP."""
-    return url.startswith(("http://", "https://"))
+    """An address that stands for all of this machine's is no address to others; joiners know ours anyway."""
+    return bool(url) and urlsplit(url).hostname not in ("0.0.0.0", "::")

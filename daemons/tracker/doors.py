@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from daemons.kit.guard import Guard, caller_of, guarded_names
 from daemons.tracker.parts import Clock, Identity
 from daemons.tracker.settings import TrackerConfig
-from meshnet.domain.errors import Forbidden
+from meshnet.domain.errors import Forbidden, InvalidRequest
 from meshnet.domain.ids import Wallet
 from meshnet.domain.keys import KeyRing
 from meshnet.wire import access
@@ -28,6 +30,23 @@ def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Ca
         names=None if has_any_name else guarded_names(config.host, config.public_names),
         join_allow=config.allowed_wallets(),
     )
+
+
+def check_url(url: str, config: TrackerConfig) -> None:
+    """Raises InvalidRequest(param="url") when no node of this profile may be there. Names are checked when they are
+    dialled: what they resolve to now may be something else then."""
+    if config.profile == "exposed" and not url.startswith(("tls://", "relay://")):
+        raise InvalidRequest(
+            f"{url} is no address of an exposed mesh: nodes of it speak TLS (--profile exposed) or come by a relay.",
+            code="bad_address",
+            param="url",
+        )
+    try:
+        host = urlsplit(url).hostname or ""
+        ip_address(host)
+    except ValueError:
+        return
+    config.check_address(host)
 
 
 def require_signer(request: web.Request, wallet: str) -> None:

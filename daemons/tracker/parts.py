@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,7 +12,8 @@ import aiohttp
 from daemons.kit.identity import WalletKey
 from daemons.kit.tasks import Tasks, every
 from daemons.tracker.attempts import Attempts
-from daemons.tracker.calls import CallWall
+from daemons.tracker.audit import Auditor
+from daemons.tracker.calls import Call, CallWall
 from daemons.tracker.chat import ChatService
 from daemons.tracker.decisions import FLUSH_S, DecisionLog
 from daemons.tracker.events import EventLog
@@ -27,6 +28,8 @@ from meshnet.domain.ids import CallId, NodeId, Wallet
 from meshnet.domain.routing import Outcome
 from meshnet.wire import api
 from meshnet.wire.messages import Hello
+from meshnet.wire.relay import parse_relay_url
+from meshnet.wire.routing import CallMessage
 
 REAP_S = 1.0
 """How often leases are looked at: a silent death is known at most this much late."""
@@ -77,8 +80,10 @@ class Tracker:
         seal: Seal | None = None,
     ) -> None:
         """Without a ``seal`` calls carry no tickets, which only nodes on loopback take."""
+        self.config = config
         self.identity = identity
         self.relays = listed(config.relays)
+        self._seal = seal
         self.clock = clock
         self.started = int(clock.wall())
         self.fleet = Fleet(clock.now)
@@ -90,9 +95,12 @@ class Tracker:
             self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health, self._log_decision
         )
         self.events = EventLog(clock.wall, keep=self.supply.on_event)
-        self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self.supply.on_call)
+        self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self._on_call)
         self.supply.attach(self.wall, self.events, config.max_calls_kept)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
+        self.auditor = Auditor(
+            self.fleet, http, rng, config.audit_share, self._tell, self.metrics.audited, self.planner.convict
+        )
         self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now, seal.prover if seal else None)
         self.chat = ChatService(
             self.fleet,
@@ -111,6 +119,13 @@ class Tracker:
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")
 
+    def link_tickets(self, urls: Iterable[str], caller: str) -> dict[str, str]:
+        """Leave for ``caller`` to reach those of these nodes that are behind a relay, by wallet."""
+        if self._seal is None:
+            return {}
+        wallets = [parse_relay_url(url).wallet for url in urls if url.startswith("relay://")]
+        return {wallet: self._seal.link_ticket(wallet, Wallet(caller)) for wallet in wallets}
+
     def start(self, url: str) -> None:
         """Begin the loops, listening at ``url``: leases end, old statistics are forgotten."""
         self.supply.start(url)
@@ -118,6 +133,10 @@ class Tracker:
         self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
         if self._decisions is not None:
             self._tasks.start(every(self._decisions.flush, lambda: FLUSH_S, "decisions"), "decisions")
+
+    def _on_call(self, call: Call, message: CallMessage) -> None:
+        self.supply.on_call(call, message)
+        self.auditor.consider(call)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self.events.add(kind, **fields)
@@ -163,6 +182,7 @@ class Tracker:
     async def stop(self) -> None:
         """Calls end with an error, event feeds end, loops end."""
         await self.chat.stop()
+        await self.auditor.close()
         self.events.close()
         await self.supply.close()
         await self._tasks.close()

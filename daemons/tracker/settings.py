@@ -41,6 +41,9 @@ class TrackerConfig:
     """Wallets that may join without a join token, with commas between."""
     allow_cidrs: str = ""
     """Private networks that nodes may be in although the profile is exposed, with commas between."""
+    trusted_nodes: str = ""
+    """Wallets of the only nodes that routes may use, with commas between: every node of a route can read the prompt.
+    Empty: all that joined."""
     relays: str = ""
     """Control addresses of relays (ws://host:7090) told to nodes that nobody can dial, with commas between."""
     stats_db: str = ""
@@ -71,6 +74,8 @@ class TrackerConfig:
     """Seconds; the table of Deadlines says what each is for."""
     spare_wait: float = 3.0
     """Seconds a call waits for a node to appear when it has no route. Raising it delays clear errors."""
+    audit_share: float = 0.01
+    """Share of the calls that went well of which one hop's output is compared with another holder's."""
     drain: float = 30.0
     """Seconds a stop waits for running answers. `meshnet down` does not wait so long."""
     max_calls_kept: int = 1000
@@ -83,6 +88,7 @@ class TrackerConfig:
         _within("timeout_write", self.timeout_write, 0.05, 3600)
         _within("spare_wait", self.spare_wait, 0, 600)
         _within("drain", self.drain, 0, 3600)
+        _within("audit_share", self.audit_share, 0, 1)
         _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
         _within("decision_log_mib", self.decision_log_mib, 0, 65_536)
         self.routing()
@@ -92,14 +98,15 @@ class TrackerConfig:
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise StartError("tls_certificate and tls_key go together: give both, or none.")
         self.allowed_wallets()
+        self.trusted_wallets()
 
     def allowed_wallets(self) -> frozenset[Wallet]:
         """Raises StartError naming what is no wallet."""
-        wallets = listed(self.join_allow)
-        for wallet in wallets:
-            if not _WALLET.fullmatch(wallet):
-                raise StartError(f"join_allow: {wallet!r} is no wallet.")
-        return frozenset(map(Wallet, wallets))
+        return _wallets("join_allow", self.join_allow)
+
+    def trusted_wallets(self) -> frozenset[Wallet]:
+        """Empty: every node. Raises StartError naming what is no wallet."""
+        return _wallets("trusted_nodes", self.trusted_nodes)
 
     def check_address(self, address: str) -> object:
         """Raises InvalidRequest when a node of this profile may not be at this IP address."""
@@ -167,6 +174,13 @@ class Deadlines:
 
     def between_tokens(self, slowest_step_s: float) -> float:
         return max(self.between_tokens_s, 8.0 * slowest_step_s)
+
+
+def _wallets(name: str, text: str) -> frozenset[Wallet]:
+    for wallet in listed(text):
+        if not _WALLET.fullmatch(wallet):
+            raise StartError(f"{name}: {wallet!r} is no wallet.")
+    return frozenset(map(Wallet, listed(text)))
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -14,13 +14,14 @@ import typer
 from meshnet import __version__
 from meshnet.cli import exits
 from meshnet.cli.bench import bench
+from meshnet.cli.ca import app as ca_app
 from meshnet.cli.chat import chat
 from meshnet.cli.console import console as open_console
 from meshnet.cli.coverage import coverage
 from meshnet.cli.doctor import doctor
 from meshnet.cli.down import down
-from meshnet.cli.logs import logs
 from meshnet.cli.keys import app as keys_app
+from meshnet.cli.logs import logs
 from meshnet.cli.models import app as models_app
 from meshnet.cli.nodes import nodes
 from meshnet.cli.routes import app as routes_app
@@ -48,6 +49,7 @@ app.command()(coverage)
 app.command()(usage)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
+app.add_typer(ca_app, name="ca")
 app.command("console")(open_console)
 app.command()(doctor)
 app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})(bench)

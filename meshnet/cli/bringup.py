@@ -113,6 +113,7 @@ class BringUp:
         has_torch = importlib.util.find_spec("torch") is not None
         for spec in specs:
             launch.check_torch(spec, has_torch)
+            launch.check_door(self._home, spec)
             try:
                 ports.check_free(spec.host, self._with_port(spec).port, PORT_HINT)
             except StartError as error:

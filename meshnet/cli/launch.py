@@ -16,7 +16,9 @@ from meshnet.cli import processes
 from meshnet.cli.home import Home
 from meshnet.cli.meshfile import WITHOUT_FLAG
 from meshnet.domain.errors import StartError
+from meshnet.domain.keys import KeyRing, check_bind
 from meshnet.wire import api
+from meshnet.wire.keyfile import KEY_FILE, decode_keys
 from meshnet.wire.runfile import RunFile
 
 Kind = Literal["tracker", "node", "relay"]
@@ -121,6 +123,17 @@ def check_torch(spec: DaemonSpec, installed: bool) -> None:
     """A node needs the heavy part; say so before a process dies of it."""
     if spec.kind == "node" and not installed:
         raise StartError("A node needs torch, which is not installed. Install it with: pip install 'meshnet-llm[node]'")
+
+
+def check_door(home: Home, spec: DaemonSpec) -> None:
+    """A tracker refuses a door that anybody could come in by; said here it is one line. Raises StartError."""
+    settings = spec.settings
+    if spec.kind != "tracker" or settings.get("config"):
+        return
+    path = home.state / KEY_FILE
+    keys = decode_keys(path.read_bytes()) if path.is_file() else KeyRing()
+    has_tls = bool(settings.get("tls_certificate") or settings.get("trusted_proxy"))
+    check_bind(spec.host, settings.get("profile") or "local", has_keys=keys.has_live(), has_tls=has_tls)
 
 
 def _announce(home: Home, spec: DaemonSpec, pid: int) -> None:

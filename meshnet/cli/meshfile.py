@@ -26,6 +26,15 @@ TRACKER_FLAGS = (
     "name",
     "host",
     "port",
+    "profile",
+    "tls_certificate",
+    "tls_key",
+    "trusted_proxy",
+    "public_names",
+    "join_allow",
+    "allow_cidrs",
+    "relays",
+    "trusted_nodes",
     "stats_db",
     "peer",
     "route_policy",
@@ -44,6 +53,10 @@ NODE_FLAGS = (
     "host",
     "port",
     "advertise_url",
+    "profile",
+    "relay",
+    "ca_file",
+    "allow_cidrs",
     "threads",
     "dtype",
     "kv_budget",
@@ -64,10 +77,12 @@ WITHOUT_FLAG = (
     "spare_wait",
     "max_calls_kept",
     "decision_log_mib",
+    "drain",
+    "join_token",
 )
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
 TRACKER_KEYS = TRACKER_FLAGS + WITHOUT_FLAG
-NODE_KEYS = (*NODE_FLAGS, "log_level")
+NODE_KEYS = (*NODE_FLAGS, "log_level", "join_token")
 
 Settings = dict[str, Any]
 

@@ -76,6 +76,9 @@ def tracker(
     public_names: Annotated[str | None, typer.Option(help="Host names that clients use, by commas.")] = None,
     join_allow: Annotated[str | None, typer.Option(help="Wallets that join without a token, by commas.")] = None,
     allow_cidrs: AllowCidrs = None,
+    trusted_nodes: Annotated[
+        str | None, typer.Option(help="Wallets of the only nodes that routes may use, by commas: they read prompts.")
+    ] = None,
     relays: Annotated[
         str | None, typer.Option(help="Relays told to nodes that nobody can dial: ws://host:7090, by commas.")
     ] = None,
@@ -123,6 +126,7 @@ def tracker(
         public_names=public_names,
         join_allow=join_allow,
         allow_cidrs=allow_cidrs,
+        trusted_nodes=trusted_nodes,
         relays=relays,
         stats_db=stats_db,
         peer=peer,

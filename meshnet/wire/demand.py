@@ -98,6 +98,8 @@ class AssignmentResponse(Struct, frozen=True, kw_only=True):
     coverage_deficit: float = 0.0
     sources: tuple[str, ...] = ()
     """Base URLs that serve this model's files."""
+    tickets: dict[str, str] = {}
+    """By wallet: leave to link to those sources that are behind a relay."""
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):

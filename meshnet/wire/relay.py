@@ -11,7 +11,7 @@ the other end's, byte for byte. The caller speaks first.
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -178,36 +178,41 @@ def reach_proof(greeting: Greeting, target: str, ticket: str) -> bytes:
     )
 
 
-_RELAY_URL = re.compile(r"relay://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>\d{1,5})/(?P<wallet>[a-z0-9]{8,64})")
-_HOST = re.compile(r"(?P<wallet>[a-z0-9]{8,64})\.(?P<port>\d{1,5})\.(?P<host>[a-z0-9._-]+)\.(?P<kind>relay|relay6)")
+_RELAY_URL = re.compile(
+    r"(?P<scheme>relay|tls)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>\d{1,5})/(?P<wallet>[a-z0-9]{8,64})"
+)
+_HOST = re.compile(r"(?P<wallet>[a-z0-9]{8,64})\.(?P<port>\d{1,5})\.(?P<host>[a-z0-9._-]+)\.(?P<kind>(?:relay|tls)6?)")
 
 
 class RelayAddress(Struct, frozen=True):
-    """Where a relayed node is: its relay's splice port, and its wallet there."""
+    """Where a node is that is known by its wallet: at its relay's splice port, or (``scheme`` tls) at a port of its
+    own that speaks TLS with the wallet's certificate."""
 
     host: str
     port: int
     wallet: Wallet
+    scheme: Literal["relay", "tls"] = "relay"
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"relay://{host}:{self.port}/{self.wallet}"
+        return f"{self.scheme}://{host}:{self.port}/{self.wallet}"
 
     @property
     def http_host(self) -> str:
         """A host name that stands for this address in ``http://`` URLs; HTTP pools keep apart what differs here."""
         if ":" in self.host:
-            return f"{self.wallet}.{self.port}.{self.host.replace(':', '-')}.relay6"
-        return f"{self.wallet}.{self.port}.{self.host}.relay"
+            return f"{self.wallet}.{self.port}.{self.host.replace(':', '-')}.{self.scheme}6"
+        return f"{self.wallet}.{self.port}.{self.host}.{self.scheme}"
 
 
 def parse_relay_url(url: str) -> RelayAddress:
     """Raises InvalidRequest(param="url")."""
     match = _RELAY_URL.fullmatch(url.rstrip("/"))
     if match is None or not 0 < int(match["port"]) < 65536:
-        raise InvalidRequest(f"{url!r} is not relay://host:port/<wallet>.", param="url")
-    return RelayAddress(match["host"].strip("[]"), int(match["port"]), Wallet(match["wallet"]))
+        raise InvalidRequest(f"{url!r} is not relay://host:port/<wallet>, nor tls:// of the kind.", param="url")
+    scheme = "tls" if match["scheme"] == "tls" else "relay"
+    return RelayAddress(match["host"].strip("[]"), int(match["port"]), Wallet(match["wallet"]), scheme)
 
 
 def parse_http_host(host: str) -> RelayAddress | None:
@@ -215,10 +220,12 @@ def parse_http_host(host: str) -> RelayAddress | None:
     match = _HOST.fullmatch(host)
     if match is None:
         return None
-    name = match["host"].replace("-", ":") if match["kind"] == "relay6" else match["host"]
-    return RelayAddress(name, int(match["port"]), Wallet(match["wallet"]))
+    name = match["host"].replace("-", ":") if match["kind"].endswith("6") else match["host"]
+    scheme = "tls" if match["kind"].startswith("tls") else "relay"
+    return RelayAddress(name, int(match["port"]), Wallet(match["wallet"]), scheme)
 
 
 def dialled_url(url: str) -> str:
-    """``relay://…`` as the ``http://`` URL that a relay-aware connector understands; other URLs as they are."""
-    return f"http://{parse_relay_url(url).http_host}" if url.startswith("relay://") else url
+    """``relay://…`` and ``tls://…`` as the ``http://`` URL that the daemons' connector understands; others as they
+    are."""
+    return f"http://{parse_relay_url(url).http_host}" if url.startswith(("relay://", "tls://")) else url
