@@ -30,6 +30,7 @@ class Metrics:
         )
         self._tokens = Counter("meshnet_tokens", "Tokens of ended calls.", ["model", "kind"], registry=self._registry)
         self._reroutes = Counter("meshnet_reroutes", "Attempts beyond a call's first.", registry=self._registry)
+        self._audits = Counter("meshnet_audits", "Audits of nodes' outputs.", ["result"], registry=self._registry)
         self._ttft = Histogram(
             "meshnet_first_token_seconds", "Arrival to first text.", buckets=_SECONDS, registry=self._registry
         )
@@ -57,6 +58,9 @@ class Metrics:
         decision = plan.decision
         self._decisions.labels(decision.route.model_key, decision.mode, decision.policy).inc()
         self._decision_s.observe(plan.took_s)
+
+    def audited(self, result: str) -> None:
+        self._audits.labels(result).inc()
 
     def ended(self, call: CallMessage) -> None:
         self._calls.labels(call.model_key, call.outcome, call.mode or "none").inc()

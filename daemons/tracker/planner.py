@@ -215,6 +215,13 @@ class Planner:
             log.warning("node ejected node=%s for_s=%.0f", node_id, ejected_s)
             self._on_health(node_id, "ejected", f"left out for {ejected_s:.0f} s where others hold its layers")
 
+    def convict(self, node_id: NodeId, why: str) -> None:
+        """Two others contradict what this node computes: left out at once, where others hold its layers."""
+        self.reputation.observe(_wallet(node_id), False, self._now())
+        ejected_s = self.health.failed(_wallet(node_id), broke_stream=True)
+        if ejected_s is not None:
+            self._on_health(node_id, "ejected", f"left out for {ejected_s:.0f} s: {why}")
+
     def epoch(self, model_key: str) -> int:
         return self.memory.arms.epochs.epoch(model_key)
 
