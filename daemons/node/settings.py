@@ -14,6 +14,8 @@ from meshnet.domain.ids import is_model_key
 from meshnet.domain.keys import Profile
 from meshnet.domain.shards import Shard, parse_shard
 
+MIN_CONTEXT_TOKENS = 128
+"""What the benchmark at start needs: a prompt of 64 tokens and some after it."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -104,6 +106,10 @@ class NodeSettings:
 
     def promise(self) -> Promise:
         """Raises StartError."""
+        if 0 < self.context < MIN_CONTEXT_TOKENS:
+            raise StartError(
+                f"--context is {self.context}; a node keeps room for {MIN_CONTEXT_TOKENS} tokens at least."
+            )
         try:
             return Promise(self.context, self.sessions)
         except InvalidRequest as error:

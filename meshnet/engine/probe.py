@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 from meshnet.domain.chat import Sampling
-from meshnet.domain.engine import EngineSpeed, Rows, SessionPlan, ShardEngine, StepItem
+from meshnet.domain.engine import EngineSpeed, Rows, SessionKey, SessionPlan, ShardEngine, StepItem
+from meshnet.domain.errors import Overloaded
 from meshnet.domain.nodes import Accelerator
 
 PROMPT_ROWS = 64
@@ -27,11 +28,11 @@ _SCRATCH = -1
 
 
 def measure(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter) -> EngineSpeed:
-    """Times prefill of one session, decode of one, and decode of eight at once. Sessions are closed whatever comes."""
+    """Times prefill of one session, decode of one, and decode of eight at once, or of as many as the KV budget admits.
+    Sessions are closed whatever comes. Raises Overloaded when not even one fits."""
     keys = [(_SCRATCH, number) for number in range(BATCH)]
     try:
-        for key in keys:
-            engine.open(key, _plan(engine))
+        keys = _opened(engine, keys)
         engine.step([_item(engine, keys[0], 0, 1)])  # Warms caches and thread pools.
         prefill_s = _time(clock, lambda: engine.step([_item(engine, keys[0], 1, PROMPT_ROWS)]))
         for key in keys[1:]:
@@ -56,7 +57,7 @@ def measure(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter)
     median = statistics.median(one)
     return EngineSpeed(
         decode_tps=1 / median,
-        decode_batch8_tps=BATCH / statistics.median(many),
+        decode_batch8_tps=len(keys) / statistics.median(many),
         prefill_tps=PROMPT_ROWS / prefill_s,
         spread=(max(one) - min(one)) / median,
         extra=machine_rates(clock),
@@ -88,6 +89,17 @@ def machine_rates(clock: Callable[[], float] = time.perf_counter) -> dict[str, f
         # Each byte is read and written.
         "memory_gb_s": 2 * COPIED_BYTES / copy_s / 1e9,
     }
+
+
+def _opened(engine: ShardEngine, keys: list[SessionKey]) -> list[SessionKey]:
+    """Those of the sessions that fit, the first at least."""
+    engine.open(keys[0], _plan(engine))
+    for number, key in enumerate(keys[1:], 1):
+        try:
+            engine.open(key, _plan(engine))
+        except Overloaded:
+            return keys[:number]
+    return keys
 
 
 def _plan(engine: ShardEngine) -> SessionPlan:

@@ -99,9 +99,9 @@ def joiner(tmp_path: Path, mesh: Store, tracker: ScriptedTracker, **settings: An
 
 async def test_assigned_work_is_what_the_tracker_says(tmp_path: Path, mesh: Store) -> None:
     tracker = ScriptedTracker(given(mesh))
-    work = await joiner(tmp_path, mesh, tracker, memory="1GB", sessions=2, context=100, name="n1").find_work()
+    work = await joiner(tmp_path, mesh, tracker, memory="1GB", sessions=2, context=200, name="n1").find_work()
     (asked,) = tracker.asked
-    assert (asked.memory_budget_bytes, asked.sessions, asked.context_tokens, asked.model_key) == (10**9, 2, 100, None)
+    assert (asked.memory_budget_bytes, asked.sessions, asked.context_tokens, asked.model_key) == (10**9, 2, 200, None)
     assert (work.shard, work.kv_budget_bytes, work.memory_budget_bytes) == (Shard(1, 2), 12_345, 10**9)
     assert work.model.missing(work.shard)[0].name == "head.safetensors"
     assert [source.url for source in work.sources] == ["http://tracker:1"]
@@ -160,6 +160,7 @@ async def test_given_layers_beyond_the_memory_say_what_is_short(tmp_path: Path, 
         ({"shard": "0-3"}, "which model"),
         ({"sessions": 0}, "at least one"),
         ({"context": 0}, "at least one"),
+        ({"context": 100}, "128 tokens at least"),
         ({"model": "Bad Name"}, "--model"),
         ({"model": "m", "shard": "5-2"}, "5-2"),
     ],
