@@ -21,15 +21,16 @@ T = TypeVar("T")
 def load(kind: type[T], section: str, toml: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``. ``section`` is its table in the TOML file; flags that are None are unset.
 
-    The variable of field ``half_life`` is ``MESHNET_HALF_LIFE``. Raises StartError naming the field and the value.
+    The variable of field ``half_life`` is ``MESHNET_HALF_LIFE``; lists are written with commas there. Raises StartError naming the field and the value.
     """
     values: dict[str, Any] = {}
     if toml is not None:
         values |= _from_toml(kind, section, toml)
+    lists = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
     for name in field_names(kind):
         text = environ.get(f"MESHNET_{name.upper()}")
         if text is not None and text.strip():
-            values[name] = text.strip()
+            values[name] = _listed(text) if name in lists else text.strip()
     values |= {name: value for name, value in flags.items() if value is not None}
     return build(kind, values)
 
@@ -56,6 +57,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def field_names(kind: type[Any]) -> Sequence[str]:
     return [field.name for field in dataclasses.fields(kind)]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _from_toml(kind: type[Any], section: str, path: Path) -> dict[str, Any]:

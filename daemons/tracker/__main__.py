@@ -29,7 +29,7 @@ from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig
 from daemons.tracker.store import Database, open_database
 from daemons.tracker.supply import Means
-from meshnet.client.http import open_http
+from meshnet.client.http import Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.decision_log import FILE_ENDING
 from meshnet.domain.errors import MeshnetError, StartError
@@ -133,7 +133,7 @@ async def _serve(
     seal = Seal(key, clock.now, clock.wall, lambda: secrets.token_hex(16), required=settings.profile != "local")
     connector = MeshConnector(key, seal.link_ticket, settings.check_address, limit=0)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as http, open_http() as client:
-        peers = [TrackerClient(client, url) for url in settings.peer]
+        peers = [TrackerClient(client, url, Credentials(settings.peer_key)) for url in settings.peer]
         store = Store(store_root(os.environ))
         means = Means(store, lambda url: PeerFiles(http, url), Random(identity.boot), peers, database, saved)
         decisions = decision_log(root, settings, identity.boot)

@@ -50,6 +50,8 @@ class TrackerConfig:
     """SQLite file of demand, calls, events and the usage ledger. Empty: under the state folder, by the name."""
     peer: tuple[str, ...] = ()
     """Addresses of other trackers to share demand with. From the environment: separated by commas."""
+    peer_key: str = ""
+    """Admin key (``meshnet keys create``) that peers beyond loopback ask of us; every peer must know it."""
     route_policy: str = "adr"
     """How routes are chosen when the request does not say."""
     route_explore_share: float = 0.3

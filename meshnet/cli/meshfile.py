@@ -78,6 +78,7 @@ WITHOUT_FLAG = (
     "max_calls_kept",
     "decision_log_mib",
     "drain",
+    "peer_key",
     "join_token",
 )
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
