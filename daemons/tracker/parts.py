@@ -92,7 +92,14 @@ class Tracker:
         self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell)
         self._decisions = decisions
         self.planner = Planner(
-            self.fleet, config.routing(), rng, clock.now, config.route_learning, self._on_health, self._log_decision
+            self.fleet,
+            config.routing(),
+            rng,
+            clock.now,
+            config.route_learning,
+            self._on_health,
+            self._log_decision,
+            config.trusted_wallets(),
         )
         self.events = EventLog(clock.wall, keep=self.supply.on_event)
         self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self._on_call)

@@ -18,7 +18,7 @@ from daemons.tracker.health import Health
 from daemons.tracker.proposals import Proposals
 from meshnet.domain.candidates import Candidate, make_candidate
 from meshnet.domain.errors import NoRoute
-from meshnet.domain.ids import ModelKey, NodeId
+from meshnet.domain.ids import ModelKey, NodeId, Wallet
 from meshnet.domain.left_out import LeftOut, left_out
 from meshnet.domain.nodes import Node
 from meshnet.domain.policies import make_policy, propose
@@ -65,8 +65,11 @@ class Planner:
         learning: bool = True,
         on_health: Callable[[NodeId, str, str], None] = lambda node_id, kind, why: None,
         log: Callable[[Plan, Outcome], None] = lambda plan, outcome: None,
+        trusted: frozenset[Wallet] = frozenset(),
     ) -> None:
-        """``on_health`` hears of nodes "ejected" and "returned", ``log`` of every decision with what came of it."""
+        """``on_health`` hears of nodes "ejected" and "returned", ``log`` of every decision with what came of it. Routes
+        use ``trusted`` wallets alone; empty: all."""
+        self._trusted = trusted
         self._fleet = fleet
         self._rng = rng
         self._now = now
@@ -104,10 +107,10 @@ class Planner:
     ) -> Plan:
         chooser = self._policy(policy)
         if pin:
-            return self._pinned(model_key, self.nodes(model_key), pin)
+            return self._pinned(model_key, self._allowed(model_key), pin)
         candidates = self._candidates(chooser, model_key, avoid, keep=keep) if self.learning or policy else ()
         if not candidates:
-            return self._greedy(model_key, self._usable(self.nodes(model_key), avoid))
+            return self._greedy(model_key, self._usable(self._allowed(model_key), avoid))
         decision = chooser.choose(candidates, self._now(), rng)
         chosen = next(c for c in candidates if c.signature == decision.signature)
         return Plan(decision, self.epoch(model_key), chosen, candidates)
@@ -163,6 +166,11 @@ class Planner:
     def nodes(self, model_key: str | None = None) -> list[Node]:
         """Live nodes with what is in flight on them and how they fared."""
         return [self._as_now(node) for node in self._fleet.nodes(model_key)]
+
+    def _allowed(self, model_key: str | None = None) -> list[Node]:
+        """Those that routes may use."""
+        nodes = self.nodes(model_key)
+        return [node for node in nodes if node.wallet in self._trusted] if self._trusted else nodes
 
     def _as_now(self, node: Node) -> Node:
         in_flight = self._in_flight.get(node.node_id, 0)
@@ -239,7 +247,7 @@ class Planner:
         kept = self._proposals.get(key, self._now()) if not avoid else None
         if kept is not None:
             return kept
-        usable = self._usable(self.nodes(model_key), avoid)
+        usable = self._usable(self._allowed(model_key), avoid)
         found = tuple(propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes))
         if keep and not avoid:
             self._proposals.keep(key, found, self._now())
@@ -247,7 +255,7 @@ class Planner:
 
     def left_out(self, model_key: str, candidates: Sequence[Candidate]) -> list[LeftOut]:
         """Every live node of the model that none of the candidates uses, and why; by node_id."""
-        nodes = self.nodes(model_key)
+        nodes = self._allowed(model_key)
         usable = self._usable(nodes, ())
         kept = {node.node_id for node in usable}
         doubted = [LeftOut(node.node_id, self._why_doubted(node)) for node in nodes if node.node_id not in kept]
