@@ -21,12 +21,13 @@ T = TypeVar("T")
 def load(kind: type[T], section: str, toml: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``. ``section`` is its table in the TOML file; flags that are None are unset.
 
-    The variable of field ``half_life`` is ``MESHNET_HALF_LIFE``; lists are written with commas there. Raises StartError naming the field and the value.
+    The variable of field ``half_life`` is ``MESHNET_HALF_LIFE``; lists are written with commas there. Raises
+    StartError naming the field and the value.
     """
     values: dict[str, Any] = {}
     if toml is not None:
         values |= _from_toml(kind, section, toml)
-    lists = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
+    lists = _list_fields(kind)
     for name in field_names(kind):
         text = environ.get(f"MESHNET_{name.upper()}")
         if text is not None and text.strip():
@@ -57,6 +58,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def field_names(kind: type[Any]) -> Sequence[str]:
     return [field.name for field in dataclasses.fields(kind)]
+
+
+def _list_fields(kind: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
 
 
 def _listed(text: str) -> list[str]:
