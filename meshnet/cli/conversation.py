@@ -19,6 +19,10 @@ from meshnet.domain.errors import MeshnetError
 T = TypeVar("T")
 
 PROMPT = "> "
+LOST_TRACKER = ("unreachable", "connection_lost", "shutting_down")
+PATIENCE_S = 60.0
+"""How long a lost tracker is waited for: a restart takes one second, and its nodes are back within 20 s."""
+LOOK_EVERY_S = 0.5
 HELP = """\
 /reset           forget the conversation
 /route A,B       pin the route (names or node_ids); /route auto lets the mesh choose
@@ -34,8 +38,14 @@ class Conversation:
     ``read`` asks for a line and raises EOFError at the end."""
 
     def __init__(
-        self, runner: asyncio.Runner, url: str, wishes: Wishes, read: Callable[[str], str] | None = None
+        self,
+        runner: asyncio.Runner,
+        url: str,
+        wishes: Wishes,
+        read: Callable[[str], str] | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        self._patience_s = patience_s
         self._runner = runner
         self._url = url
         self._wishes = wishes
@@ -143,14 +153,27 @@ class Conversation:
             answer.stopped = True
         except MeshnetError as error:
             complain(error.message)
+            if error.code in LOST_TRACKER:
+                self._wait_for_tracker()
             return error.code not in ("invalid_request", "context_length_exceeded", "bad_route", "model_not_found")
         _write("\n")
         if answer.error is not None:
             complain(f"The answer was cut off: {answer.error.message}")
+            if answer.error.code in LOST_TRACKER:
+                self._wait_for_tracker()
         self._say("stopped" if answer.stopped else self._await(summary(self._tracker, answer)))
         if answer.text:
             self._messages = [*turn, {"role": "assistant", "content": answer.text}]
         return answer.error is not None
+
+    def _wait_for_tracker(self) -> None:
+        """Say that it is gone and wait until a model can answer there again; Ctrl-C ends the wait."""
+        self._say(f"The tracker at {self._url} is lost; waiting for it (Ctrl-C stops waiting).")
+        try:
+            back = self._await(ready_again(self._tracker, self._patience_s))
+        except KeyboardInterrupt:
+            return
+        self._say("It is back." if back else f"It is not back after {self._patience_s:g} s.")
 
     def _wants_again(self) -> bool:
         try:
@@ -179,7 +202,7 @@ class Conversation:
 
 
 async def summary(tracker: TrackerClient, answer: Answer) -> str:
-    """``exploit | n1[0-14] -> n2[15-29] | 24 tokens | first after 0.21 s | 18.4 tok/s``, and why on a line below."""
+    """``exploit | n1[0-14] -> n2[15-29] | 24 tokens | first after 0.21 s | 18.4 tok/s | because …``."""
     parts = [answer.mode, short_route(answer.route, await _names(tracker))]
     if answer.completion_tokens is not None:
         parts.append(f"{answer.completion_tokens} tokens")
@@ -189,8 +212,22 @@ async def summary(tracker: TrackerClient, answer: Answer) -> str:
         parts.append(f"{answer.tps:.1f} tok/s")
     if answer.finish_reason == "length":
         parts.append("cut at max tokens")
-    why = answer.meshnet.get("why")
-    return " | ".join(filter(None, parts)) + (f"\nbecause {visible(str(why))}" if why else "")
+    if why := answer.meshnet.get("why"):
+        parts.append(f"because {why}")
+    return " | ".join(filter(None, parts))
+
+
+async def ready_again(tracker: TrackerClient, within_s: float) -> bool:
+    """Whether a model could answer at this tracker before the time was over."""
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                with contextlib.suppress(MeshnetError):
+                    if await tracker.ready():
+                        return True
+                await asyncio.sleep(LOOK_EVERY_S)
+    except TimeoutError:
+        return False
 
 
 async def _names(tracker: TrackerClient) -> dict[str, str]:

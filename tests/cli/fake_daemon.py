@@ -113,6 +113,8 @@ class TrackerHandler(BaseHTTPRequestHandler):
         match path:
             case "/healthz":
                 self._json({"status": "ok", "version": "fake"})
+            case "/readyz":
+                self._json({"status": "ready", "version": "fake"})
             case "/v1/nodes":
                 self._json({"nodes": self.mesh.nodes})
             case "/v1/models":

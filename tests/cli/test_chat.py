@@ -20,8 +20,10 @@ from conftest import Machine
 from fake_daemon import FakeMesh
 
 from meshnet.cli.__main__ import main
-from meshnet.cli.conversation import Conversation
+from meshnet.cli.conversation import Conversation, ready_again
 from meshnet.cli.question import Wishes, short_route
+from meshnet.client.http import open_http
+from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import NotFound
 
 Mesh = tuple[str, FakeMesh]
@@ -40,10 +42,11 @@ def test_one_shot_prints_answer_and_then_what_it_took(mesh: Mesh, capsys: Capsys
 
 def test_options_reach_the_request(mesh: Mesh, capsys: Capsys) -> None:
     words = ["--temperature", "0", "--max-tokens", "9", "--seed", "4", "--system", "Be brief.", "--route", "n1,n2"]
+    words += ["--route-policy", "hop"]
     assert main(["chat", "--tracker", mesh[0], *words, "Hello"]) == 0
     (body,) = mesh[1].chats
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    assert body["route"] == [N1, N2]
+    assert (body["route"], body["route_policy"]) == ([N1, N2], "hop")
     assert (body["temperature"], body["max_tokens"], body["seed"], body["model"]) == (0, 9, 4, "smollm2-135m")
 
 
@@ -191,6 +194,19 @@ def test_answer_that_is_cut_is_kept_and_can_be_asked_again(mesh: Mesh, capsys: C
     first, again, last = (body["messages"] for body in mesh[1].chats)
     assert first == again == [{"role": "user", "content": "cut"}]
     assert last[1:] == [{"role": "assistant", "content": "Paris"}, {"role": "user", "content": "Next"}]
+
+
+def test_lost_tracker_is_waited_for_and_the_question_offered_again(mesh: Mesh, capsys: Capsys) -> None:
+    typed = converse(mesh[0], "vanish", "y", "n")
+    out = capsys.readouterr().out
+    assert f"The tracker at {mesh[0]} is lost; waiting" in out and "It is back." in out
+    assert typed.prompts.count("Ask again? [y/N] ") == 2
+    assert [body["messages"][-1]["content"] for body in mesh[1].chats] == ["vanish", "vanish"]
+
+
+async def test_wait_for_a_tracker_has_an_end() -> None:
+    async with open_http() as http:
+        assert not await ready_again(TrackerClient(http, "http://127.0.0.1:9"), 0.05)
 
 
 def test_again_replaces_the_last_answer(mesh: Mesh, capsys: Capsys) -> None:

@@ -123,12 +123,12 @@ async def broken(real: Real, how: str, position: int, token: int, number: signal
 
 @pytest.mark.parametrize(("position", "token"), MATRIX)
 async def test_kill_9_of_a_real_node(real: Real, position: str, token: int) -> None:
+    await real.mend()
     how = "seeded" if token == 5 else "greedy"
     text, usage = await broken(real, how, POSITIONS.index(position), token, signal.SIGKILL)
     assert text == real.whole[how]
     assert usage.completion_tokens == N_TOKENS
     assert (await real.client.calls()).calls[0].outcome == "ok"
-    await real.mend()
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,15 @@ async def test_kill_9_of_a_real_node(real: Real, position: str, token: int) -> N
     [pytest.param(p.values[0], p.values[1], marks=pytest.mark.full) for p in MATRIX if p.values[1] in (1, 5, 20)],
 )
 async def test_sigstop_of_a_real_node(real: Real, position: str, token: int) -> None:
+    await real.mend()
     text, usage = await broken(real, "greedy", POSITIONS.index(position), token, signal.SIGSTOP)
     assert text == real.whole["greedy"]
     assert usage.completion_tokens == N_TOKENS
 
 
+@pytest.mark.full
 async def test_two_kills_of_real_nodes_in_one_answer(real: Real) -> None:
+    await real.mend()
     names = {node.node_id: node.name for node in real.mesh.nodes()}
     text, pieces = "", 0
     async with real.client.chat(request("greedy")) as stream:
@@ -155,4 +158,3 @@ async def test_two_kills_of_real_nodes_in_one_answer(real: Real) -> None:
                 real.mesh.daemons[names[route[1 if pieces == 4 else 2].node_id]].process.kill()
     assert text == real.whole["greedy"]
     assert (await real.client.calls()).calls[0].reroutes >= 2
-    await real.mend()
