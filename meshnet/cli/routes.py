@@ -33,6 +33,7 @@ from meshnet.wire.routing import (
 
 WATCH_EVERY_S = 4.0
 """ADR-0021's own rhythm for this table."""
+NO_CANDIDATE = "* measured, but no candidate now: it was pinned, or the mesh was another"
 _STYLES = {"proven": "green", "unsampled": "cyan", "stale": "yellow", "decayed": "yellow"}
 
 
@@ -111,7 +112,7 @@ def _model(model: RoutingModel, config: RoutingConfigMessage) -> Sequence[Render
     for row in model.candidates:
         table.add_row(
             visible(short_route(row.signature, names)),
-            Text(row.status, _STYLES.get(row.status, "")),
+            Text(row.status + ("" if row.current else "*"), _STYLES.get(row.status, "") if row.current else "dim"),
             _number(row.learned_tps, ".1f"),
             _number(row.coefficient, ".2f"),
             f"{row.expected_share:.0%}",
@@ -119,7 +120,8 @@ def _model(model: RoutingModel, config: RoutingConfigMessage) -> Sequence[Render
             f"{row.weight:.1f}",
             f"{row.prior_tps:.1f}",
         )
-    notes = [Text(f"left out: {visible(who)}: {visible(why)}", "dim") for who, why in model.left_out]
+    notes = [] if all(row.current for row in model.candidates) else [Text(NO_CANDIDATE, "dim")]
+    notes += [Text(f"left out: {visible(who)}: {visible(why)}", "dim") for who, why in model.left_out]
     return [Text(title, "bold"), table, *notes]
 
 

@@ -166,6 +166,17 @@ def test_routes_table() -> None:
     ]
 
 
+def test_routes_table_marks_arms_that_are_no_candidates() -> None:
+    config = RoutingConfigMessage(
+        policy="adr", explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8
+    )
+    rows = (candidate("n1", expected_share=1.0), candidate("n2", status="stale", learned_tps=4.0, current=False))
+    model = RoutingModel(model_key="m", topology_epoch=3, candidates=rows)
+    lines = printed(render(RoutingResponse(config=config, models=(model,))), 100).splitlines()
+    assert lines[3].startswith("n2[0-29]  stale*")
+    assert lines[4] == "* measured, but no candidate now: it was pinned, or the mesh was another"
+
+
 def test_explanation_says_why() -> None:
     rows = (candidate("n1"), candidate("n2"))
     first, second = (row.signature for row in rows)

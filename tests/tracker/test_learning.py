@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
+import time
 from collections import Counter
+
+import pytest
 
 from meshnet.client.sse import TextDelta
 from meshnet.domain.errors import MeshnetError
@@ -38,6 +42,42 @@ async def test_hop_takes_the_faster_route_and_follows_when_speeds_swap() -> None
         assert (await routes_taken(running, 30))[heads[1].node_id] >= 24
         heads[0].script, heads[1].script = computing(FAST_US), computing(SLOW_US)
         assert (await routes_taken(running, 30))[heads[0].node_id] > 15
+
+
+def taking(seconds: float) -> Script:
+    """Twelve tokens, so long apart."""
+
+    async def script(talk: Talk) -> None:
+        for _ in range(12):
+            await asyncio.sleep(seconds)
+            await talk.say(1)
+        await talk.finish()
+
+    return script
+
+
+async def timed_tps(running: Running, node_id: str) -> float:
+    """As its client times a pinned answer."""
+    started = time.perf_counter()
+    answer = await running.client.ask(body(route=[node_id]))
+    return answer.completion_tokens / (time.perf_counter() - started)
+
+
+async def test_coefficients_of_adr_are_those_of_timed_pinned_routes() -> None:
+    async with run_tracker() as running:
+        heads = [await running.head(number) for number in (1, 2)]
+        heads[0].script, heads[1].script = taking(0.004), taking(0.016)
+        timed: dict[str, list[float]] = {head.node_id: [] for head in heads}
+        for _ in range(6):
+            await routes_taken(running, 2)
+            for node_id, found in timed.items():
+                found.append(await timed_tps(running, node_id))
+        rows = {row.hops[0].node_id: row for row in (await running.client.routing(MODEL)).models[0].candidates}
+        expected = statistics.mean(timed[heads[1].node_id]) / statistics.mean(timed[heads[0].node_id])
+        assert rows[heads[0].node_id].coefficient == 1
+        assert rows[heads[1].node_id].coefficient == pytest.approx(expected, rel=0.25)
+        share = rows[heads[0].node_id].expected_share
+        assert share == pytest.approx(1 / (1 + rows[heads[1].node_id].coefficient or 0))
 
 
 async def test_a_request_may_name_its_policy(running: Running) -> None:
