@@ -18,8 +18,10 @@ import pytest
 
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
+from meshnet.domain.budget import Promise, memory_need
 from meshnet.domain.errors import Overloaded
 from meshnet.domain.shards import Shard
+from meshnet.weights.cost import model_cost
 from meshnet.weights.store import Store
 from meshnet.wire.messages import NodeMessage
 from meshnet.wire.runfile import RunFile
@@ -134,6 +136,34 @@ def test_empty_machine_is_given_layers_fetches_only_those_and_serves(machines: M
             return (await TrackerClient(http, url).ask({**body, "max_tokens": 8, "temperature": 0})).text
 
     assert "France" in asyncio.run(question())
+
+
+def budget_mb(real_store: Store, layers: int) -> int:
+    """Megabytes for so many layers of the promise below, wherever they lie."""
+    model = real_store.open(MODEL)
+    cost = model_cost(model.manifest, model.config, "float32")
+    middle = memory_need(cost, Shard(1, min(layers, 28)), Promise(256, 1))
+    ends = (layers - min(layers, 28)) * (middle.weights_bytes + middle.kv_bytes) // min(layers, 28)
+    return (middle.total_bytes + ends + cost.embedding_bytes + cost.final_bytes) // 1_000_000 + 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("apart_s", [0.0, 1.0])
+def test_five_machines_of_3_5_7_10_and_30_layers_leave_no_gap(
+    machines: Machines, real_store: Store, apart_s: float
+) -> None:
+    machines.start("tracker", "t")
+    url = machines.url("t")
+    words = ("--tracker", url, "--threads", "1", "--sessions", "1", "--context", "256")
+    for layers in (3, 5, 7, 10, 30):
+        machines.start("node", f"m{layers}", *words, "--memory", f"{budget_mb(real_store, layers)}MB")
+        time.sleep(apart_s)
+    names = [f"m{layers}" for layers in (3, 5, 7, 10, 30)]
+    until(lambda: all(is_ready(url, name) for name in names), lambda: "".join(map(machines.log, names)), 500.0)
+    spans = {name: range(node.shard_start, node.shard_end + 1) for name, node in nodes(url).items()}
+    assert {layer for span in spans.values() for layer in span} == set(range(30))
+    assert len({(span.start, span.stop) for name, span in spans.items() if name != "m30"}) == 4, spans
 
 
 @pytest.mark.full
