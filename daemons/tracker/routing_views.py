@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from daemons.tracker.fleet import Fleet
 from daemons.tracker.planner import Plan, Planner
 from daemons.tracker.views import known_keys
@@ -62,7 +64,7 @@ def _candidate(row: ArmRow, names: Names, planner: Planner) -> CandidateMessage:
     candidate = row.candidate
     return CandidateMessage(
         signature=candidate.signature,
-        hops=route_hops(candidate.route.hops, names, candidate.loads),
+        hops=tuple(_with_time(hop, planner) for hop in route_hops(candidate.route.hops, names, candidate.loads)),
         status=row.status,
         prior_tps=candidate.prior_tps,
         learned_tps=row.tps,
@@ -78,6 +80,15 @@ def _candidate(row: ArmRow, names: Names, planner: Planner) -> CandidateMessage:
         decode_s_per_token=row.decode_s_per_token,
         next_scout=row.status != "proven" and row.expected_share > 0,
     )
+
+
+def _with_time(hop: RouteHop, planner: Planner) -> RouteHop:
+    """What a token should take on it, idle, by all that was measured of the node."""
+    learned = planner.memory.hops
+    if not learned.samples(hop.node_id):
+        return hop
+    layer_s = learned.layer_s(hop.node_id, 0.0)
+    return structs.replace(hop, computing_us=round((hop.end_layer - hop.start_layer + 1) * layer_s * 1e6, 1))
 
 
 def _remembered(
