@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 
 import msgspec
 from textual import on
@@ -44,7 +45,7 @@ MESSAGE_S = 6.0
 
 
 class ConsoleApp(App[None]):
-    """``clock`` is monotonic seconds, ``wall`` Unix seconds."""
+    """``clock`` is monotonic seconds, ``wall`` Unix seconds; ``rng`` draws the seeds of chats."""
 
     CSS_PATH = "console.tcss"
     TITLE = "meshnet"
@@ -58,6 +59,7 @@ class ConsoleApp(App[None]):
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        rng: Random | None = None,
     ) -> None:
         self.settings = settings
         self._ascii = AsciiFilter()
@@ -66,6 +68,7 @@ class ConsoleApp(App[None]):
         self.source = source
         self.clock = clock
         self.wall = wall
+        self.rng = rng or Random()
         self.poller = Poller(source, clock)
         self.history = History()
         self.events_heard: deque[EventMessage] = deque(maxlen=EVENTS_KEPT)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshnet.domain.chat import ChatMessage
-from meshnet.wire.routing import CandidateMessage, RoutingModel
+from meshnet.wire.routing import AttemptMessage, ExplainResponse
 from tui.draw import numbers
 from tui.draw.spans import Line, line, span, visible
 from tui.model import Shown, label_of
@@ -37,6 +37,8 @@ class Turn:
 
     prompt: str
     asked_at: float
+    choice: Choice = AUTO
+    seed: int | None = None
     answer: str = ""
     call_id: str = ""
     mode: str = ""
@@ -103,33 +105,34 @@ def status_line(shown: Shown | None, turn: Turn) -> Line:
     return (*parts, (f"  {turn.finish or 'streaming, esc stops'}", "dim"))
 
 
-def counterfactual(shown: Shown, model_key: str, turn: Turn) -> Line:
-    """What auto would most likely have used instead, and what the pin cost."""
-    best = likeliest(shown, model_key)
-    if best is None or turn.mode != "pinned":
+def counterfactual(shown: Shown, turn: Turn, auto: ExplainResponse | None, measured: float | None) -> Line:
+    """What auto would have used, as the tracker explained it when the question was asked, and what the choice made of
+    it cost. ``measured`` is the answer's tokens/s as the tracker samples them."""
+    if auto is None or auto.decision is None or turn.choice == AUTO:
         return ()
-    name = label_of(shown, best.signature)
-    if best.signature == turn.signature:
-        return line(("  auto would most likely have used this route too", "dim"))
-    expected = best.predicted_tps or best.learned_tps
-    text = f"  auto would most likely have used {name}: expected {numbers.tps(expected)} tok/s"
-    if not expected or not turn.tps:
+    decision = auto.decision
+    if decision.signature == turn.signature:
+        return line(("  auto would have used this route too", "dim"))
+    chance = "" if decision.probability is None else f", p {decision.probability:.2f}"
+    row = next((row for row in auto.candidates if row.signature == decision.signature), None)
+    expected = (row.predicted_tps or row.learned_tps or row.prior_tps) if row else None
+    name = label_of(shown, decision.signature)
+    text = f"  auto would have used {name} ({visible(decision.mode)}{chance}): expected {numbers.tps(expected)} tok/s"
+    if not expected or not measured:
         return line((text, "dim"))
-    cost = 1 - turn.tps / expected
-    verdict = f"so this pin costs {cost:.0%}" if cost >= 0 else f"so this pin gains {-cost:.0%}"
+    what, cost = "pin" if turn.choice.route else "policy", 1 - measured / expected
+    verdict = f"so this {what} costs {cost:.0%}" if cost >= 0 else f"so this {what} gains {-cost:.0%}"
     return line((text + ", ", "dim"), (verdict, "warn" if cost > 0.1 else "dim"))
 
 
-def likeliest(shown: Shown, model_key: str) -> CandidateMessage | None:
-    """The candidate with the largest expected share."""
-    model = routing_of(shown, model_key)
-    rows = [row for row in model.candidates if row.current] if model else []
-    return max(rows, key=lambda row: (row.expected_share, row.predicted_tps or 0), default=None)
-
-
-def routing_of(shown: Shown, model_key: str) -> RoutingModel | None:
-    models = shown.snapshot.routing.models if shown.snapshot.routing else ()
-    return next((model for model in models if model.model_key == model_key), None)
+def between_hops(turn: Turn, attempt: AttemptMessage) -> Line:
+    """The part of a token's time that no hop accounts for: the wire, and waiting for the tracker and for us."""
+    spent = [(hop.computing_us or 0) + (hop.queued_us or 0) for hop in attempt.hops if hop.computing_us is not None]
+    if not turn.tps or len(spent) != len(attempt.hops):
+        return ()
+    token_ms, hops_ms = 1000 / turn.tps, sum(spent) / 1000
+    text = f"  {token_ms:.1f} ms a token, {hops_ms:.1f} in the hops, {max(0.0, token_ms - hops_ms):.1f} between them"
+    return line((text, "dim"))
 
 
 def race_verdict(a: Turn, b: Turn) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from meshnet.wire.routing import EventMessage
 from meshnet.wire.status import Snapshot
@@ -29,4 +30,4 @@ def console(
 ) -> ConsoleApp:
     source = canned.CannedSource(snapshot or canned.mesh(), canned.mesh_events() if events is None else events)
     chosen = {"theme": "meshnet", "ascii": False, "tracker": source.url} | settings
-    return ConsoleApp(source, Settings(**chosen), clock=clock or Clock(1000.0), wall=Clock(canned.NOON))  # type: ignore[arg-type]
+    return ConsoleApp(source, Settings(**chosen), clock=clock or Clock(1000.0), wall=Clock(canned.NOON), rng=Random(7))  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 
+from msgspec import structs
+
 from meshnet.domain.errors import MeshnetError, NotFound
 from meshnet.wire.demand import ModelStats, PeerStats, StatsResponse
 from meshnet.wire.messages import (
@@ -319,6 +321,8 @@ class CannedSource:
         self.words: list[str] = ["Paged ", "attention ", "stores ", "KV ", "in ", "blocks."]
         self.chat_failure: MeshnetError | None = None
         self.asked: list[ChatAsk] = []
+        self.explained: list[tuple[str, tuple[str, ...], str | None]] = []
+        self.explain_failure: MeshnetError | None = None
         self.closed_chats = 0
         self.gate: asyncio.Event | None = None
         """Set on a chat that must wait: after the first word, until the event is set."""
@@ -339,17 +343,21 @@ class CannedSource:
         await asyncio.Event().wait()
 
     async def explain(self, model: str, route: tuple[str, ...], policy: str | None) -> ExplainResponse:
+        self.explained.append((model, route, policy))
+        if self.explain_failure:
+            raise self.explain_failure
         return ExplainResponse(
             model_key=model, topology_epoch=14, candidates=mesh_routes(),
             decision=DecisionMessage(mode="exploit", signature=signature((A,)), why="best expected: 44.1 tok/s",
-                                     policy="thompson"),
+                                     policy="thompson", probability=0.55),
         )  # fmt: skip
 
     async def chat(self, ask: ChatAsk) -> AsyncGenerator[ChatPiece, None]:
         self.asked.append(ask)
         try:
-            mode = "pinned" if ask.route else "exploit"
-            yield ChatStarted(f"call-chat-{len(self.asked)}", mode, signature((A_HEAD, C) if ask.route else (A,)))
+            mode: RouteMode = "pinned" if ask.route else "exploit"
+            hops, call_id = (A_HEAD, C) if ask.route else (A,), f"call-chat-{len(self.asked)}"
+            yield ChatStarted(call_id, mode, signature(hops))
             for i, word in enumerate(self.words):
                 yield ChatText(word)
                 if i == 0 and self.gate is not None:
@@ -357,6 +365,8 @@ class CannedSource:
                 await asyncio.sleep(0)
             if self.chat_failure:
                 raise self.chat_failure
+            ended = call(400 + len(self.asked), mode, hops, call_id=call_id, accepted_at=NOON)
+            self.now_shown = structs.replace(self.now_shown, calls=(ended, *self.now_shown.calls))
             yield ChatEnded("stop", 12, len(self.words), mode)
         finally:
             self.closed_chats += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from meshnet.domain.errors import NodeFailed, Unreachable
 from meshnet.wire.status import Snapshot
@@ -322,10 +323,53 @@ async def test_chat_over_a_pinned_route_says_what_the_pin_costs() -> None:
         assert isinstance(source, canned.CannedSource)
         assert source.asked[0].route == tuple(hop.node_id for hop in (canned.A_HEAD, canned.C))
         assert "Paged attention stores KV in blocks." in text_of(app)
-        assert "auto would most likely have used a100-1" in text_of(app)
+        assert source.explained == [("m-7b", (), None)], "asked of the tracker, not guessed"
+        await feed(pilot, source.now_shown)
+        shown = text_of(app)
+        assert "auto would have used a100-1 (exploit, p 0.55): expected 44.1 tok/s, so this pin costs 28%" in " ".join(
+            shown.split()
+        )
+        assert "18.7 ms" in shown, "the hop's time, from the call's record"
         await pilot.press(*"more", "enter")
         await wait_for(lambda: len(source.asked) == 2, pilot)
         assert [turn.role for turn in source.asked[1].messages] == ["user", "assistant", "user"]
+
+
+async def test_settings_are_typed_sent_and_shown() -> None:
+    app = console()
+    source = app.source
+    assert isinstance(source, canned.CannedSource)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("6", *"hi", "enter")
+        await wait_for(lambda: lane(app).turns and not lane(app).is_streaming, pilot)
+        drawn = source.asked[0].seed
+        assert drawn is not None and source.asked[0].max_tokens is None
+        await settle(pilot)
+        assert f"seed {drawn} (random)" in text_of(app)
+        await pilot.press("escape", "r")
+        await wait_for(lambda: len(source.asked) == 2 and not lane(app).is_streaming, pilot)
+        assert source.asked[1].seed == drawn, "asked again with the same dice"
+        await pilot.press("escape", "s")
+        assert app.main is not None
+        entry = app.main.query_one("#prompt", Input)
+        assert entry.value == ":set temperature=0.3 seed=random max_tokens=auto"
+        entry.value = ":set temperature=0.9 seed=41 max_tokens=17"
+        await pilot.press("enter")
+        entry.value = ":policy greedy"
+        await pilot.press("enter", *"hi", "enter")
+        await wait_for(lambda: len(source.asked) == 3 and not lane(app).is_streaming, pilot)
+        ask = source.asked[2]
+        assert (ask.temperature, ask.seed, ask.max_tokens, ask.policy) == (0.9, 41, 17, "greedy")
+        source.explain_failure = Unreachable("the tracker is gone")
+        await pilot.press(*":seed", "space", "x", "enter")
+        assert "seed 'x' is not a whole number" in app.message
+        assert entry.value == ":seed x", "what is wrong stays, to be mended"
+        entry.value = ""
+        await pilot.press(*"hi", "enter")
+        await wait_for(lambda: len(source.asked) == 4 and not lane(app).is_streaming, pilot)
+        await settle(pilot)
+        assert "auto would have used is not known: the tracker is gone" in text_of(app)
 
 
 async def test_esc_stops_the_stream_and_closes_it() -> None:
@@ -366,6 +410,7 @@ async def test_a_race_asks_both_routes_with_one_seed_and_compares() -> None:
         await settle(pilot)
         first, second = app.source.asked  # type: ignore[attr-defined]
         assert first.seed == second.seed
+        assert first.temperature == second.temperature == 0.3
         assert {first.route == (), second.route == ()} == {True, False}
         assert "same text" in text_of(app)
 

@@ -11,9 +11,11 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 from textual.worker import Worker
 
+from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.routing import POLICY_NAMES
 from meshnet.wire.routing import CandidateMessage
 from tui.chat import AUTO, Choice, messages, race_verdict, to_markdown
+from tui.chat_settings import DRAWN_SEEDS, ChatSettings, Where, is_command, read_command
 from tui.draw import numbers
 from tui.draw.spans import Line, cut, line, span, visible
 from tui.model import Shown, candidates, label_of
@@ -24,9 +26,6 @@ from tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
     from tui.app import ConsoleApp
-
-SEED = 7
-"""Of a race and of every chat at start: two runs differ by their route alone."""
 
 
 class ChatView(Vertical):
@@ -39,6 +38,7 @@ class ChatView(Vertical):
         Binding("b", "race", "Race two routes", id="chat.race"),
         Binding("r", "redo", "Ask the last question again", id="chat.redo"),
         Binding("m", "raw", "Markdown or raw", id="chat.raw"),
+        Binding("s", "settings", "Set temperature, seed and length", id="chat.settings"),
         Binding("o", "next_model", "Next model", id="chat.model"),
         Binding("N", "new", "New conversation", id="chat.new"),
         Binding("y", "copy", "Copy the last answer", id="chat.copy"),
@@ -49,6 +49,7 @@ class ChatView(Vertical):
         self.shown: Shown | None = None
         self.model_key = ""
         self.racing = False
+        self.settings = ChatSettings()
 
     def compose(self) -> ComposeResult:
         yield Lines(id="chat-head")
@@ -79,6 +80,7 @@ class ChatView(Vertical):
             ("p", "route"),
             ("b", "race"),
             ("r", "redo"),
+            ("s", "set"),
             ("m", "md/raw"),
             ("o", "model"),
             ("y", "copy"),
@@ -121,7 +123,6 @@ class ChatView(Vertical):
         width = max(1, self.size.width)
         self.query_one("#chat-head", Lines).put([self._head(width)])
         for lane, name in zip(self.query(Lane), "AB", strict=True):
-            lane.model_key = self.model_key
             if lane.display:
                 lane.show(self.shown, name if self.racing else "route")
         first, second = self.query(Lane)
@@ -133,7 +134,21 @@ class ChatView(Vertical):
         ready = self.shown and any(m.id == self.model_key and m.ready for m in self.shown.snapshot.models)
         model = span(self.model_key or "no model", "strong" if ready else "warn")
         warn = ("" if ready else "  not every layer is held", "warn")
-        return cut(line((" model ", "dim"), model, ("  greedy  seed ", "dim"), (str(SEED), ""), state, warn), width)
+        said = line((" model ", "dim"), model, *self._settings_spans(), state, warn)
+        return cut(said, width)
+
+    def _settings_spans(self) -> Line:
+        """The seed is that of the last question where one was drawn: what it needs to be asked again."""
+        settings, turns = self.settings, self.query_one("#lane-a", Lane).turns
+        drawn = f"{turns[-1].seed} (random)" if turns and turns[-1].seed is not None else "random"
+        return line(
+            ("  temperature ", "dim"),
+            f"{settings.temperature:g}" if settings.temperature else "0 (greedy)",
+            ("  seed ", "dim"),
+            drawn if settings.seed is None else str(settings.seed),
+            ("  max_tokens ", "dim"),
+            "auto" if settings.max_tokens is None else str(settings.max_tokens),
+        )
 
     def _while_streaming(self) -> None:
         if self.is_streaming or self.has_class("-streaming"):
@@ -144,11 +159,46 @@ class ChatView(Vertical):
     @on(Input.Submitted, "#prompt")
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if event.value.strip():
+        if is_command(event.value):
+            self._command(event)
+        elif event.value.strip():
             event.input.value = ""
-            self._ask(event.value)
+            self._ask(event.value.strip())
 
-    def _ask(self, prompt: str) -> None:
+    def _command(self, event: Input.Submitted) -> None:
+        """A line with a colon: settings, or where to ask. One that is wrong stays, to be mended."""
+        try:
+            found = read_command(event.value, self.settings)
+            if isinstance(found, Where):
+                self._take_where(found)
+            else:
+                self.settings = found
+        except InvalidRequest as error:
+            self.console.say(error.message)
+            return
+        event.input.value = ""
+        self._draw()
+
+    def _take_where(self, where: Where) -> None:
+        """Raises InvalidRequest for a name that nothing has."""
+        if self.is_streaming:
+            raise InvalidRequest("an answer is still coming: esc stops it")
+        if where.kind == "model":
+            models = [model.id for model in self.shown.snapshot.models] if self.shown else []
+            if where.name not in models:
+                raise InvalidRequest(f"there is no model {where.name!r}: {', '.join(models) or 'none is served'}")
+            self._take_model(where.name)
+            return
+        offered = list(_choices(self.shown, self.model_key).values()) if self.shown else [(AUTO, "")]
+        wanted = {"auto": "auto", "policy": f"policy {where.name}", "route": f"pinned {where.name}"}
+        label = wanted["auto"] if where.name == "auto" else wanted[where.kind]
+        found = next((choice for choice, _ in offered if choice.label == label), None)
+        if found is None:
+            raise InvalidRequest(f"there is no route {where.name!r}: p lists them")
+        self.query_one("#lane-a", Lane).choice = found
+
+    def _ask(self, prompt: str, seed: int | None = None) -> None:
+        """``seed`` asks again with the dice of an earlier answer."""
         console = self.console
         if console.settings.read_only:
             console.say("read-only: this console only looks")
@@ -159,16 +209,21 @@ class ChatView(Vertical):
         if not self.model_key:
             console.say("no model is served by this mesh yet")
             return
+        if seed is None:
+            drawn = console.rng.randrange(DRAWN_SEEDS)
+            seed = drawn if self.settings.seed is None else self.settings.seed
         for lane in self.lanes:
+            self.run_worker(lane.ask_auto(console.source, self.model_key), group="auto", exit_on_error=False)
             past = [] if self.racing else lane.turns
             ask = ChatAsk(
                 model=self.model_key,
                 messages=messages(past, prompt),
                 route=lane.choice.route,
                 policy=lane.choice.policy,
-                seed=SEED,
+                seed=seed,
+                temperature=self.settings.temperature,
+                max_tokens=self.settings.max_tokens,
             )
-            lane.model_key = self.model_key
             work = lane.ask(console.source, ask, prompt, console.clock)
             self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")
         # While it streams the keys are free: 1-7 change the view, esc stops.
@@ -199,7 +254,13 @@ class ChatView(Vertical):
     def action_redo(self) -> None:
         turns = self.query_one("#lane-a", Lane).turns
         if turns:
-            self._ask(turns[-1].prompt)
+            self._ask(turns[-1].prompt, turns[-1].seed if self.settings.seed is None else None)
+
+    def action_settings(self) -> None:
+        """The settings as one line to edit."""
+        entry = self.query_one("#prompt", Input)
+        entry.value = self.settings.as_command()
+        self.take_focus()
 
     async def action_raw(self) -> None:
         for lane in self.query(Lane):
@@ -215,10 +276,14 @@ class ChatView(Vertical):
         models = [model.id for model in self.shown.snapshot.models] if self.shown else []
         if models and not self.is_streaming:
             at = models.index(self.model_key) + 1 if self.model_key in models else 0
-            self.model_key = models[at % len(models)]
-            for lane in self.query(Lane):
-                lane.choice = AUTO
-            self._draw()
+            self._take_model(models[at % len(models)])
+
+    def _take_model(self, model_key: str) -> None:
+        """Another model has other routes: back to auto."""
+        self.model_key = model_key
+        for lane in self.query(Lane):
+            lane.choice = AUTO
+        self._draw()
 
     def action_copy(self) -> None:
         turns = self.query_one("#lane-a", Lane).turns

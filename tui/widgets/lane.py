@@ -11,7 +11,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
 from meshnet.domain.errors import MeshnetError
-from tui.chat import Choice, Turn, counterfactual, status_line
+from meshnet.wire.routing import ExplainResponse
+from tui.chat import Choice, Turn, between_hops, counterfactual, status_line
 from tui.draw import calls as draw_calls
 from tui.draw.spans import Line, cut, fit, line, span, visible, wrap
 from tui.model import Shown, call
@@ -31,7 +32,9 @@ class Lane(Vertical):
         self.choice = Choice()
         self.turns: list[Turn] = []
         self.raw = False
-        self.model_key = ""
+        self.auto: ExplainResponse | None = None
+        """What auto would have done with the last question; None while unknown."""
+        self.auto_error = ""
 
     def compose(self) -> ComposeResult:
         yield Lines(classes="lane-title")
@@ -44,7 +47,7 @@ class Lane(Vertical):
 
     async def ask(self, source: MeshSource, ask: ChatAsk, prompt: str, clock: Callable[[], float]) -> None:
         """Stream one answer to its end. Cancelled, it closes the connection, which stops the generation."""
-        turn = Turn(prompt, clock())
+        turn = Turn(prompt, clock(), self.choice, ask.seed)
         self.turns.append(turn)
         answer = await self._open_turn(prompt)
         pending, flushed = "", turn.asked_at
@@ -67,6 +70,14 @@ class Lane(Vertical):
             self.turns[-1] = turn
         if pending:
             await answer.write(pending)
+
+    async def ask_auto(self, source: MeshSource, model: str) -> None:
+        """Ask what auto would do now: nothing is sent or changed."""
+        self.auto, self.auto_error = None, ""
+        try:
+            self.auto = await source.explain(model, (), None)
+        except MeshnetError as error:
+            self.auto_error = f"  what auto would have used is not known: {error.message}"
 
     async def _open_turn(self, prompt: str) -> Answer:
         scroll = self.query_one(".turns", VerticalScroll)
@@ -98,8 +109,16 @@ class Lane(Vertical):
         said = wrap(status_line(shown, turn), width, 2)
         if shown is None:
             return said
+        if turn.is_running:
+            return [cut(parts, width) for parts in said]
         found = call(shown.snapshot, turn.call_id)
-        if found and found.attempts and not turn.is_running:
+        said += wrap(self._instead(shown, turn, found.tps if found else None), width, 2)
+        if found and found.attempts:
             said += draw_calls.hop_lines(shown, found.attempts[-1], width)
-        more = counterfactual(shown, self.model_key, turn) if not turn.is_running else ()
-        return [*(cut(parts, width) for parts in said), *(wrap(more, width, 2) if more else ())]
+            said += [between_hops(turn, found.attempts[-1])]
+        return [cut(parts, width) for parts in said if parts]
+
+    def _instead(self, shown: Shown, turn: Turn, measured: float | None) -> Line:
+        if self.auto is None and self.auto_error:
+            return line(span(self.auto_error, "dim"))
+        return counterfactual(shown, turn, self.auto, measured or turn.tps)
