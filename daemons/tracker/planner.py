@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from daemons.tracker.doubts import Avoid, Doubts
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.health import Health
 from daemons.tracker.proposals import Proposals
@@ -28,9 +29,6 @@ from meshnet.domain.routing import ArmRow, Decision, Outcome, Policy, RoutingCon
 from meshnet.domain.routing_stats import Reputation
 
 log = logging.getLogger(__name__)
-
-Avoid = Collection[tuple[NodeId, int]]
-"""(node_id, epoch) of nodes a call does not want again; one that came back under a new epoch is welcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,7 @@ class Planner:
         self._on_health = on_health
         self._log = log
         self._proposals = Proposals()
+        self._doubts = Doubts(fleet, self.health)
         self._policies: dict[str, Policy] = {}
         self._outcomes = 0
         self._in_flight: Counter[NodeId] = Counter()
@@ -110,7 +109,7 @@ class Planner:
             return self._pinned(model_key, self._allowed(model_key), pin)
         candidates = self._candidates(chooser, model_key, avoid, keep=keep) if self.learning or policy else ()
         if not candidates:
-            return self._greedy(model_key, self._usable(self._allowed(model_key), avoid))
+            return self._greedy(model_key, self._doubts.usable(self._allowed(model_key), avoid))
         decision = chooser.choose(candidates, self._now(), rng)
         chosen = next(c for c in candidates if c.signature == decision.signature)
         return Plan(decision, self.epoch(model_key), chosen, candidates)
@@ -142,26 +141,6 @@ class Planner:
             return NoRoute(f"No route for {model_key}: {layers} are held by no ready node; {states}.")
         held = "no other live node" if self._fleet.nodes(model_key) else "no live node"
         return NoRoute(f"No route for {model_key}: {layers} are held by {held}. See: meshnet nodes")
-
-    def _usable(self, nodes: list[Node], avoid: Avoid) -> list[Node]:
-        """Without those to avoid; without doubtful ones as well, as far as the rest still covers what all do."""
-        kept = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
-        doubtful = sorted((node for node in kept if self._is_doubtful(node)), key=self._doubt, reverse=True)
-        for node in doubtful:
-            rest = [other for other in kept if other is not node]
-            if _is_spare(node, rest):
-                kept = rest
-        return kept
-
-    def _is_doubtful(self, node: Node) -> bool:
-        """Suspect, ejected, or on trial with the one request it gets."""
-        state = self.health.state(node.wallet)
-        on_trial = state == "half-open" and node.in_flight > 0
-        return state == "ejected" or on_trial or self._fleet.is_suspect(node)
-
-    def _doubt(self, node: Node) -> tuple[int, float, str]:
-        """The most doubtful is left out first."""
-        return self._fleet.missed(node), self.health.ejected_for_s(node.wallet), node.node_id
 
     def nodes(self, model_key: str | None = None) -> list[Node]:
         """Live nodes with what is in flight on them and how they fared."""
@@ -247,7 +226,7 @@ class Planner:
         kept = self._proposals.get(key, self._now()) if not avoid else None
         if kept is not None:
             return kept
-        usable = self._usable(self._allowed(model_key), avoid)
+        usable = self._doubts.usable(self._allowed(model_key), avoid)
         found = tuple(propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes))
         if keep and not avoid:
             self._proposals.keep(key, found, self._now())
@@ -256,18 +235,11 @@ class Planner:
     def left_out(self, model_key: str, candidates: Sequence[Candidate]) -> list[LeftOut]:
         """Every live node of the model that none of the candidates uses, and why; by node_id."""
         nodes = self._allowed(model_key)
-        usable = self._usable(nodes, ())
+        usable = self._doubts.usable(nodes, ())
         kept = {node.node_id for node in usable}
-        doubted = [LeftOut(node.node_id, self._why_doubted(node)) for node in nodes if node.node_id not in kept]
+        doubted = [LeftOut(node.node_id, self._doubts.why(node)) for node in nodes if node.node_id not in kept]
         found = [*doubted, *left_out(usable, ModelKey(model_key), candidates)]
         return sorted(found, key=lambda row: row.node_id)
-
-    def _why_doubted(self, node: Node) -> str:
-        if self._fleet.is_suspect(node):
-            return f"it missed {self._fleet.missed(node)} heartbeats"
-        if self.health.state(node.wallet) == "half-open":
-            return "it failed and is on trial with one request"
-        return f"it failed and is ejected for another {self.health.ejected_for_s(node.wallet):.0f} s"
 
     def tick(self) -> None:
         """Forget what nobody measured for a day."""
@@ -287,18 +259,6 @@ class Planner:
         if change.topology:
             kind = "join" if change.kind == "joined" else "leave"
             self.memory.on_topology(TopologyChange(change.node.model_key, change.node.node_id, kind))
-
-
-def _is_spare(node: Node, rest: list[Node]) -> bool:
-    """Whether like, ready nodes hold every layer of this one without it."""
-    like = (node.revision, node.dtype, node.n_layers)
-    held = {
-        layer
-        for other in rest
-        if other.state == "ready" and (other.revision, other.dtype, other.n_layers) == like
-        for layer in range(other.shard.start, other.shard.end + 1)
-    }
-    return node.state != "ready" or held.issuperset(range(node.shard.start, node.shard.end + 1))
 
 
 def _wallet(node_id: str) -> str:

@@ -1,0 +1,64 @@
+"""Which live nodes a plan does without: those that a call avoids, and doubtful ones where others hold their layers.
+
+Suspect nodes missed heartbeats, ejected ones failed calls. Neither is left out where it alone holds a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from daemons.tracker.fleet import Fleet
+from daemons.tracker.health import Health
+from meshnet.domain.ids import NodeId
+from meshnet.domain.nodes import Node
+
+Avoid = Collection[tuple[NodeId, int]]
+"""(node_id, epoch) of nodes a call does not want again; one that came back under a new epoch is welcome."""
+
+
+class Doubts:
+    """Reads the fleet and what calls taught of health; changes neither."""
+
+    def __init__(self, fleet: Fleet, health: Health) -> None:
+        self._fleet = fleet
+        self._health = health
+
+    def usable(self, nodes: Sequence[Node], avoid: Avoid) -> list[Node]:
+        """Without those to avoid; without doubtful ones as well, as far as the rest still covers what all do."""
+        kept = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
+        doubtful = sorted((node for node in kept if self._is_doubtful(node)), key=self._doubt, reverse=True)
+        for node in doubtful:
+            rest = [other for other in kept if other is not node]
+            if _is_spare(node, rest):
+                kept = rest
+        return kept
+
+    def _is_doubtful(self, node: Node) -> bool:
+        """Suspect, ejected, or on trial with the one request it gets."""
+        state = self._health.state(node.wallet)
+        on_trial = state == "half-open" and node.in_flight > 0
+        return state == "ejected" or on_trial or self._fleet.is_suspect(node)
+
+    def _doubt(self, node: Node) -> tuple[int, float, str]:
+        """The most doubtful is left out first."""
+        return self._fleet.missed(node), self._health.ejected_for_s(node.wallet), node.node_id
+
+    def why(self, node: Node) -> str:
+        """In a sentence for operators."""
+        if self._fleet.is_suspect(node):
+            return f"it missed {self._fleet.missed(node)} heartbeats"
+        if self._health.state(node.wallet) == "half-open":
+            return "it failed and is on trial with one request"
+        return f"it failed and is ejected for another {self._health.ejected_for_s(node.wallet):.0f} s"
+
+
+def _is_spare(node: Node, rest: list[Node]) -> bool:
+    """Whether like, ready nodes hold every layer of this one without it."""
+    like = (node.revision, node.dtype, node.n_layers)
+    held = {
+        layer
+        for other in rest
+        if other.state == "ready" and (other.revision, other.dtype, other.n_layers) == like
+        for layer in range(other.shard.start, other.shard.end + 1)
+    }
+    return node.state != "ready" or held.issuperset(range(node.shard.start, node.shard.end + 1))
