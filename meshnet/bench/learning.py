@@ -29,8 +29,9 @@ from meshnet.wire.routing import CandidateMessage
 PROMPT = "Write a story about a lighthouse keeper."
 SLOWDOWN = 4.0
 WARM_TOKENS = 32
-TIMED_EVERY = 3
-"""Chats between two rounds of timings: the machine's speed drifts, and both sides must see the same drift."""
+TIMED_EVERY = {"adr": 3, "hop": 10}
+"""Chats between two rounds of timings. Coefficients are compared, so both sides must see the machine drift alike; for
+hop the timings only say which of its more numerous routes is the best."""
 AS_GOOD = 0.95
 """A route within 5 % of the fastest is as good as the best: timings do not tell them apart."""
 
@@ -76,7 +77,7 @@ class Trial:
             )
             phase.taken.append(str(answer.meshnet["route"]))
             phase.modes.append(str(answer.meshnet["mode"]))
-            if number % TIMED_EVERY == TIMED_EVERY - 1:
+            if (number + 1) % min(TIMED_EVERY[self._policy], chats) == 0:
                 await self._time(phase)
 
     async def _time(self, phase: Phase) -> None:
@@ -168,7 +169,7 @@ def set_speeds(mesh: BenchMesh, args: argparse.Namespace, delays_ms: Mapping[str
 async def run(args: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"machine": machine(), "model": args.model, "tokens": args.tokens}
     async with open_http() as http:
-        for policy in ("adr", "hop"):
+        for policy in args.policy:
             say(f"a fresh mesh for {policy}")
             with bench_mesh(args.threads) as mesh:
                 client = TrackerClient(http, mesh.start_tracker("--route-policy", policy))
@@ -177,14 +178,20 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
                 set_speeds(mesh, args, {"n1": 0.0, "n2": 0.0, "n3": delay_ms})
                 figures["delay_per_layer_ms"] = round(delay_ms, 3)
                 if policy == "adr":
-                    figures["adr"] = await run_adr(mesh, client, args)
+                    figures[policy] = await run_adr(mesh, client, args)
                 else:
-                    figures["hop"] = await run_hop(mesh, client, args, delay_ms)
+                    figures[policy] = await run_hop(mesh, client, args, delay_ms)
+                say(json.dumps(figures[policy]))
     return figures
 
 
 def table(figures: dict[str, Any]) -> str:
-    adr, hop = figures["adr"], figures["hop"]
+    return "\n".join([*_adr_lines(figures), *_hop_lines(figures)])
+
+
+def _adr_lines(figures: dict[str, Any]) -> list[str]:
+    if (adr := figures.get("adr")) is None:
+        return []
     lines = [f"{figures['model']}, {figures['tokens']} tokens, {adr['chats']} chats by adr: {adr['modes']}"]
     for row in adr["routes"]:
         off = row["coefficient"] / row["timed_coefficient"] - 1.0
@@ -192,11 +199,16 @@ def table(figures: dict[str, Any]) -> str:
             f"  {row['route']:32} coefficient {row['coefficient']:.2f} (timed {row['timed_coefficient']:.2f}, "
             f"{off:+.0%}; bar 25 %)  exploit share {row['exploit_share']:.2f} (by tokens/s {row['share_by_tps']:.2f})"
         )
-    lines += [
+    return lines
+
+
+def _hop_lines(figures: dict[str, Any]) -> list[str]:
+    if (hop := figures.get("hop")) is None:
+        return []
+    return [
         f"hop: {hop['best_share_of_last_30']:.0%} of the last 30 on the best route (bar 80 %)",
         f"  after the swap: {hop['after_swap_best_share_of_30']:.0%} of the next 30 on the new best (bar 50 %)",
     ]
-    return "\n".join(lines)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -204,6 +216,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default="smollm2-135m", help="a pulled model (default: smollm2-135m)")
     parser.add_argument("--layers", type=int, default=30, help="of the model (default: 30)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of every node (default: 1)")
+    parser.add_argument("--policy", nargs="+", choices=("adr", "hop"), default=("adr", "hop"), help="default: both")
     parser.add_argument("--chats", type=int, default=60, help="of each policy (default: 60)")
     parser.add_argument("--tokens", type=int, default=20, help="per answer (default: 20)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
