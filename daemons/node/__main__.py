@@ -37,8 +37,8 @@ from daemons.kit.tls import own_server
 from daemons.kit.web import Site, serve, serve_also
 from daemons.node.announce import Advertised, Announcer
 from daemons.node.app import node_app, status_of
-from daemons.node.identity import Holding, Identity
 from daemons.node.failpoints import FailingEngine, fail_point_of
+from daemons.node.identity import Holding, Identity
 from daemons.node.joining import Joiner, Work
 from daemons.node.service import Node
 from daemons.node.settings import NodeSettings
