@@ -19,7 +19,7 @@ from meshnet.domain.assignment import Assignment, JoinRequest, ModelNeed, assign
 from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, ModelCost, Promise
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.errors import MeshnetError, WeightsError
-from meshnet.domain.ids import ModelKey
+from meshnet.domain.ids import ModelKey, is_model_key
 from meshnet.domain.nodes import Node
 from meshnet.domain.reservations import Reservation, Reservations
 from meshnet.weights import layout
@@ -117,6 +117,10 @@ class Assignments:
             for key, offer in sorted(known.items())
             if key in live or (offer.here and offer.manifest.model_key not in served)
         ]
+
+    def is_stored(self, model_key: str) -> bool:
+        """Whether this machine could offer the model by itself."""
+        return is_model_key(model_key) and (self._store.path(model_key) / MANIFEST_NAME).is_file()
 
     def cost(self, node: Node) -> ModelCost | None:
         """What the layers of this node's weights take, where its manifest is known."""

@@ -45,7 +45,7 @@ STOPPING = "This tracker is stopping; ask again in a moment."
 
 
 class ChatService:
-    """Runs calls. ``on_demand(model_key, call_id)`` hears of every request for a known model, served or not."""
+    """Runs calls. ``on_demand(model_key, call_id)`` hears of every request, for unknown models too, served or not."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class ChatService:
     def _open(self, request: ChatRequest) -> Call:
         if self._stopping:
             raise Overloaded(STOPPING, code="shutting_down", retry_after_s=5.0)
-        if request.model not in self._fleet.model_keys():
-            raise _no_such_model(request.model, self._fleet)
         call_id = CallId(f"call-{secrets.token_hex(12)}")
         self._on_demand(request.model, call_id)
+        if request.model not in self._fleet.model_keys():
+            raise _no_such_model(request.model, self._fleet)
         if not request.seed_given:
             sampling = replace(request.generation.sampling, seed=self._rng.getrandbits(63))
             request = replace(request, generation=replace(request.generation, sampling=sampling))

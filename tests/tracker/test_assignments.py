@@ -196,6 +196,14 @@ async def test_demand_decides_between_models(offering: Running, store: Store) ->
     assert pinned.model_key == MODEL and pinned.score == pytest.approx(1.01)
 
 
+async def test_requests_for_a_stored_model_that_nobody_holds_count(offering: Running) -> None:
+    for model in (MODEL, "made-up"):
+        with pytest.raises(NotFound):
+            await offering.client.ask({"model": model, "messages": [{"role": "user", "content": "hi"}]})
+    (counted,) = (await offering.client.stats()).models
+    assert counted.model_key == MODEL and counted.rpm_last_hour * 60 == pytest.approx(1)
+
+
 async def test_too_small_says_how_much_is_short(offering: Running) -> None:
     with pytest.raises(InvalidRequest, match="more --memory") as caught:
         await ask(offering, 1, 400_000_000)
