@@ -7,28 +7,40 @@ caller in ``caller_of(request)``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from daemons.kit.web import Handler, error_response
-from meshnet.domain.errors import Forbidden, InvalidRequest, MeshnetError
+from meshnet.domain.errors import Forbidden, InvalidRequest, MeshnetError, Overloaded
 from meshnet.domain.ids import Wallet, parse_node_id
 from meshnet.domain.keys import KeyRecord, KeyRing, Need, Profile, check_key, demand
 from meshnet.domain.nonces import Nonces
+from meshnet.domain.rates import Rates
 from meshnet.wire import api
 from meshnet.wire.access import need_of
 from meshnet.wire.relay import parse_http_host
 from meshnet.wire.signatures import TRACKER_HEADER, Signed, unsigned, verify_request
 
+Network = IPv4Network | IPv6Network
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_AUTHORIZATION_CHARS = 256
 """A key has 56 characters; longer ones are not hashed."""
 _RAW_BODIES = {api.FORWARD}
 """Routes whose body may also be raw rows, which no browser's form can send either."""
+BODY_S = 10.0
+"""For a body to come whole: 4 MiB over a line of 4 Mbit/s. One that drips holds a handler for so long at most."""
+RAW_BODY_S = 60.0
+"""For rows: 32 MiB."""
+REQUESTS_PER_S = 20.0
+REQUEST_BURST = 100
+"""By one address, under the profile exposed: a console, a few chats and eight nodes behind one address are 10 a second;
+the first look of all of them at once is under the burst."""
 _INTERNAL = "x-meshnet-"
 _TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "join", "lease"})
 """Needs whose callers may set ``X-Meshnet-*`` headers: daemons of the mesh. Everyone else's are dropped."""
@@ -60,10 +72,15 @@ class Guard:
     """Wallets that may join an exposed mesh without a join token."""
     wallet: Wallet | None = None
     """Our own: the name under which relays' callers know us."""
+    proxies: tuple[Network, ...] = ()
+    """Where those stand whose X-Forwarded-For we believe: proxies that end TLS before us."""
+    body_s: float = BODY_S
     nonces: Nonces = field(default_factory=Nonces)
+    rates: Rates[str] = field(default_factory=lambda: Rates(REQUESTS_PER_S, REQUEST_BURST))
 
     async def check(self, request: web.Request) -> Caller:
         """Raises MeshnetError with the reason of the refusal."""
+        self._check_rate(request)
         self._check_host(request)
         _check_origin(request)
         path = _canonical(request)
@@ -75,10 +92,33 @@ class Guard:
         is_allowed = need == "join" and signed is not None and signed.wallet in self.join_allow
         if not is_allowed:
             check_key(wanted, key)
+        if request.can_read_body:
+            await self._read(request)
         return Caller(key, signed)
 
     def is_internal(self, request: web.Request) -> bool:
         return need_of(self.table, request.method, _canonical(request)) in _TRUSTED_NEEDS
+
+    def address_of(self, request: web.Request) -> str:
+        """Whose request it is: the other end's address, or the one that a trusted proxy names last."""
+        remote = request.remote or ""
+        if self.proxies and _is_in(remote, self.proxies):
+            named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
+            return named or remote
+        return remote
+
+    def _check_rate(self, request: web.Request) -> None:
+        if self.profile == "exposed" and not self.rates.take(self.address_of(request), self.now()):
+            raise Overloaded("Too many requests from your address.", retry_after_s=1.0, code="rate_limited")
+
+    async def _read(self, request: web.Request) -> bytes:
+        """The whole body, which aiohttp keeps for the handler. Raises InvalidRequest(code="slow_body")."""
+        limit_s = RAW_BODY_S if _canonical(request) in _RAW_BODIES else self.body_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await request.read()
+        except TimeoutError:
+            raise InvalidRequest(f"The body did not come within {limit_s:g} s.", code="slow_body") from None
 
     def _check_host(self, request: web.Request) -> None:
         hosts = request.headers.getall("Host", [])
@@ -105,7 +145,7 @@ class Guard:
                 raise Forbidden(f"Two {name} headers.", code="bad_signature")
         if "Signature" not in request.headers:
             raise unsigned()
-        body = await request.read()
+        body = await self._read(request)
         signed = verify_request(request.method, str(request.url), request.headers, body, self.tracker, now=self.wall())
         node_id = request.match_info.get("node_id")
         if node_id is not None and parse_node_id(node_id)[0] != signed.wallet:
@@ -127,12 +167,15 @@ def guarding(guard: Guard) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not guard.is_internal(request):
+            request = _without_internal_headers(request)
         try:
             caller = await guard.check(request)
         except MeshnetError as error:
-            return error_response(error, _hints(guard, error))
-        if not guard.is_internal(request):
-            request = _without_internal_headers(request)
+            response = error_response(error, _hints(guard, error))
+            if error.code in ("slow_body", "rate_limited"):
+                response.force_close()
+            return response
         request[_CALLER] = caller
         return await handler(request)
 
@@ -163,6 +206,14 @@ def _check_body(request: web.Request, path: str | None) -> None:
     kinds = ("application/json", "application/octet-stream") if path in _RAW_BODIES else ("application/json",)
     if has_body and request.headers.get("Content-Type", "").split(";")[0].strip().lower() not in kinds:
         raise InvalidRequest(f"Content-Type must be {' or '.join(kinds)}.", code="unsupported_media_type")
+
+
+def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    return any(found.version == network.version and found in network for network in networks)
 
 
 def _canonical(request: web.Request) -> str | None:

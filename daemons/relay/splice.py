@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from daemons.kit.tls import read_certificate
-from daemons.relay.buckets import Buckets
 from daemons.relay.seats import Seat, Seats, check_proof
 from daemons.relay.settings import RelayConfig
 from meshnet.domain.errors import Forbidden, FrameError, MeshnetError, NotFound, Overloaded
 from meshnet.domain.ids import Wallet
+from meshnet.domain.rates import Rates
 from meshnet.domain.tickets import check_link
 from meshnet.wire.relay import (
     LENGTH_BYTES,
@@ -69,7 +69,7 @@ class Desk:
         self._waiting: set[End] = set()
         self._wanted: dict[str, tuple[End, Seat]] = {}
         self._leaving: dict[End, float] = {}
-        self._buckets = Buckets(config.opens_per_s, config.open_burst)
+        self._buckets = Rates[Wallet](config.opens_per_s, config.open_burst)
 
     @property
     def n_waiting(self) -> int:

@@ -31,8 +31,9 @@ DEFAULT_PAGE = 50
 class Handlers:
     """HTTP to one service function and back."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, guard: Guard) -> None:
         self._tracker = tracker
+        self._guard = guard
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -64,7 +65,7 @@ class Handlers:
         claim = decode_json(await _control_body(request), RegisterRequest)
         require_signer(request, claim.wallet)
         check_url(claim.url, self._tracker.config)
-        lease = self._tracker.fleet.register(claim)
+        lease = self._tracker.fleet.register(claim, self._guard.address_of(request))
         identity = self._tracker.identity
         return json_response(
             RegisterResponse(
@@ -182,8 +183,9 @@ async def open_site(
 ) -> Site:
     """Serve behind ``guard``, or behind that of a tracker on loopback without keys. Raises StartError when the address
     cannot be bound."""
-    app = make_app(Handlers(tracker).routes(), api.MAX_CHAT_BODY_BYTES)
-    app.middlewares.append(guarding(guard or make_guard(TrackerConfig(), tracker.identity, tracker.clock, KeyRing)))
+    guard = guard or make_guard(TrackerConfig(), tracker.identity, tracker.clock, KeyRing)
+    app = make_app(Handlers(tracker, guard).routes(), api.MAX_CHAT_BODY_BYTES)
+    app.middlewares.append(guarding(guard))
     site = await serve(app, host, port, tls)
     tracker.start(site.url)
     return site

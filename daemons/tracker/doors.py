@@ -29,6 +29,7 @@ def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Ca
         tracker=f"{identity.tracker_id}/{identity.boot}",
         names=None if has_any_name else guarded_names(config.host, config.public_names),
         join_allow=config.allowed_wallets(),
+        proxies=config.proxies(),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound
+from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound, Overloaded
 from meshnet.domain.ids import ModelKey, NodeId, Revision, Wallet, make_node_id, wallet_of
 from meshnet.domain.nodes import (
     HEARTBEAT_INTERVAL_S,
@@ -75,6 +75,10 @@ class Fleet:
         self._leases: dict[NodeId, Lease] = {}
         self._by_wallet: dict[Wallet, NodeId] = {}
         self._epochs: dict[Wallet, int] = {}
+        self._addresses: dict[Wallet, str] = {}
+        """Where each wallet registered from."""
+        self.max_per_address = 0
+        """Nodes that one address may have here; 0: no bound."""
         self._departed: dict[ModelKey, Node] = {}
         """Of each model the node that left last, its ``heard_at`` being the time it left."""
         self._listeners: list[Callable[[Change], None]] = []
@@ -83,10 +87,12 @@ class Fleet:
         """``listener`` is called after each change, in order, and must not wait or raise."""
         self._listeners.append(listener)
 
-    def register(self, claim: RegisterRequest) -> Lease:
-        """A new lease, replacing the wallet's former one. Raises InvalidRequest naming the field that is not true."""
+    def register(self, claim: RegisterRequest, address: str = "") -> Lease:
+        """A new lease, replacing the wallet's former one, asked for from ``address``. Raises InvalidRequest naming the
+        field that is not true, Overloaded where an address has too many."""
         _check_claim(claim)
         wallet = Wallet(claim.wallet)
+        self._check_room(wallet, address)
         if wallet not in self._by_wallet and len(self._leases) >= MAX_LEASES:
             raise InvalidRequest(f"This tracker keeps {MAX_LEASES} nodes and takes no more.", code="too_many_nodes")
         self._epochs[wallet] = self._epochs.get(wallet, 0) + 1
@@ -96,6 +102,12 @@ class Fleet:
         self._by_wallet[wallet] = lease.node.node_id
         self._tell_registered(before, lease)
         return lease
+
+    def _check_room(self, wallet: Wallet, address: str) -> None:
+        others = sum(self._addresses.get(other) == address for other in self._by_wallet if other != wallet)
+        if address and self.max_per_address and others >= self.max_per_address:
+            raise Overloaded(f"{others} nodes at {address} are here already.", code="too_many_nodes", retry_after_s=60)
+        self._addresses[wallet] = address
 
     def _tell_registered(self, before: Lease | None, lease: Lease) -> None:
         node = lease.node
@@ -151,6 +163,7 @@ class Fleet:
     def _end(self, lease: Lease, reason: str) -> None:
         del self._leases[lease.node.node_id]
         del self._by_wallet[lease.node.wallet]
+        self._addresses.pop(lease.node.wallet, None)
         self._departed[lease.node.model_key] = replace(lease.node, heard_at=self._now())
         self._tell(Change("left", lease.node, reason))
 

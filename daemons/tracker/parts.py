@@ -87,6 +87,7 @@ class Tracker:
         self.clock = clock
         self.started = int(clock.wall())
         self.fleet = Fleet(clock.now)
+        self.fleet.max_per_address = config.max_nodes_per_address if config.profile == "exposed" else 0
         generation = identity.generation
         self.demand = DemandStats(identity.tracker_id, self.started if generation is None else generation, "")
         self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell)
@@ -163,6 +164,10 @@ class Tracker:
         self.demand.forget_expired(self.clock.wall())
 
     def _on_demand(self, model_key: str, call_id: CallId) -> None:
+        """A model that could be assigned counts although nobody holds it: that is how it comes to be held. Names that
+        clients make up do not."""
+        if model_key not in self.fleet.model_keys() and not self.supply.assignments.is_stored(model_key):
+            return
         self.metrics.demand(model_key)
         self.demand.record(model_key, call_id, self.clock.wall())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from meshnet.domain.addresses import check_address
 from meshnet.domain.errors import StartError
@@ -44,6 +45,8 @@ class TrackerConfig:
     trusted_nodes: str = ""
     """Wallets of the only nodes that routes may use, with commas between: every node of a route can read the prompt.
     Empty: all that joined."""
+    max_nodes_per_address: int = 8
+    """Under the profile exposed: so that one host cannot fill the tracker. Several machines may share a home's."""
     relays: str = ""
     """Control addresses of relays (ws://host:7090) told to nodes that nobody can dial, with commas between."""
     stats_db: str = ""
@@ -52,6 +55,8 @@ class TrackerConfig:
     """Addresses of other trackers to share demand with. From the environment: separated by commas."""
     peer_key: str = ""
     """Admin key (``meshnet keys create``) that peers beyond loopback ask of us; every peer must know it."""
+    peer_key: str = ""
+    """API key of scope admin that the peers gave us. MESHNET_PEER_KEY keeps it off command lines."""
     route_policy: str = "adr"
     """How routes are chosen when the request does not say."""
     route_explore_share: float = 0.3
@@ -89,6 +94,7 @@ class TrackerConfig:
             _within(name, getattr(self, name), 0.05, 86_400)
         _within("timeout_write", self.timeout_write, 0.05, 3600)
         _within("spare_wait", self.spare_wait, 0, 600)
+        _within("max_nodes_per_address", self.max_nodes_per_address, 1, 10_000)
         _within("drain", self.drain, 0, 3600)
         _within("audit_share", self.audit_share, 0, 1)
         _within("max_calls_kept", self.max_calls_kept, 10, 100_000)
@@ -101,6 +107,7 @@ class TrackerConfig:
             raise StartError("tls_certificate and tls_key go together: give both, or none.")
         self.allowed_wallets()
         self.trusted_wallets()
+        self.proxies()
 
     def allowed_wallets(self) -> frozenset[Wallet]:
         """Raises StartError naming what is no wallet."""
@@ -113,6 +120,13 @@ class TrackerConfig:
     def check_address(self, address: str) -> object:
         """Raises InvalidRequest when a node of this profile may not be at this IP address."""
         return check_address(address, self.profile, listed(self.allow_cidrs))
+
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Raises StartError naming what is no address."""
+        try:
+            return tuple(ip_network(text) for text in listed(self.trusted_proxy))
+        except ValueError as error:
+            raise StartError(f"trusted_proxy: {error}.") from None
 
     @property
     def has_tls(self) -> bool:

@@ -79,7 +79,11 @@ WITHOUT_FLAG = (
     "decision_log_mib",
     "drain",
     "peer_key",
+    "audit_share",
     "join_token",
+    "max_nodes_per_address",
+    "peer_key",
+    "audit_share",
 )
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
 TRACKER_KEYS = TRACKER_FLAGS + WITHOUT_FLAG

@@ -28,6 +28,7 @@ _BY_CODE = {
     "unauthorized": 401,
     "unsigned": 401,
     "method_not_allowed": 405,
+    "slow_body": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "rate_limited": 429,

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
@@ -20,15 +21,16 @@ from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, caller_of, guarded_names, guarding
 from daemons.kit.keyfile import KeyFile
 from daemons.kit.web import answer_errors
-from daemons.relay.app import Relay
-from daemons.relay.settings import RelayConfig
 from daemons.node.app import node_app, status_of
 from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
+from daemons.relay.app import Relay
+from daemons.relay.settings import RelayConfig
 from daemons.tracker.app import Handlers
 from meshnet.domain.errors import StartError
 from meshnet.domain.ids import NodeId, wallet_of
 from meshnet.domain.keys import KeyRecord, KeyRing, Profile, Scope, make_key
+from meshnet.domain.rates import Rates
 from meshnet.domain.shards import Shard
 from meshnet.weights.store import Store
 from meshnet.wire import access
@@ -77,7 +79,8 @@ class Guarded:
 
 @contextlib.asynccontextmanager
 async def guarded(profile: Profile, name: str = "tracker", **changes: object) -> AsyncIterator[Guarded]:
-    guard = Guard(profile, TABLES[name], lambda: RING, lambda: 0.0, lambda: NOW, tracker=TRACKER, **changes)  # type: ignore[arg-type]
+    changes = {"tracker": TRACKER, "rates": Rates(1.0, 10_000), **changes}
+    guard = Guard(profile, TABLES[name], lambda: RING, lambda: 0.0, lambda: NOW, **changes)  # type: ignore[arg-type]
     ran: list[web.Request] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -230,6 +233,36 @@ async def test_a_relay_beyond_loopback_shows_its_figures_to_keys_alone(host: str
         await relay.stop()
 
 
+# What costs others: too many requests, bodies that never come.
+
+
+async def test_one_address_is_slowed_and_its_proxy_names_it() -> None:
+    proxies = (ip_network("127.0.0.0/8"),)
+    rates: Rates[str] = Rates(1.0, 3)
+    async with guarded("exposed", rates=rates, proxies=proxies) as server:
+        for number in (1, 2):
+            named = {"X-Forwarded-For": f"192.0.2.7, 192.0.2.{number}"}
+            answers = [await server.ask("GET", "/healthz", named) for _ in range(4)]
+            assert answers == [(200, "")] * 3 + [(429, "rate_limited")]
+    async with guarded("exposed", rates=Rates(1.0, 3)) as server:
+        answers = [await server.ask("GET", "/healthz", {"X-Forwarded-For": f"192.0.2.{n}"}) for n in range(4)]
+        assert answers[-1] == (429, "rate_limited"), "nobody else's word counts"
+    async with guarded("lan", rates=Rates(1.0, 3)) as server:
+        assert [await server.ask("GET", "/healthz") for _ in range(8)] == [(200, "")] * 8
+
+
+@pytest.mark.parametrize(("profile", "method", "path"), [("local", "POST", "/v1/chat/completions")])
+async def test_a_body_that_never_comes_ends(profile: Profile, method: str, path: str) -> None:
+    async with guarded(profile, body_s=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.base.rsplit(":", 1)[1]))
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"408"
+        assert b"slow_body" in await asyncio.wait_for(reader.read(), 15)
+        writer.close()
+        assert server.ran == []
+
+
 # Signed requests through the guard.
 
 
@@ -304,7 +337,7 @@ def test_names_are_the_ones_we_listen_on_and_are_told() -> None:
 
 async def test_the_trackers_routes_are_all_classified() -> None:
     async with run_tracker() as running:
-        routes = Handlers(running.tracker).routes()
+        routes = Handlers(running.tracker, Guard("local", {}, KeyRing, time.monotonic, time.time)).routes()
     assert {(r.method, r.path) for r in routes} == set(access.TRACKER)
 
 

@@ -118,6 +118,7 @@ async def run_tracker(
     store: Store | None = None,
     database: Database | None = None,
     peers: Sequence[Peer] = (),
+    boot: str = "trackerboot",
     wall: Callable[[], float] = time.time,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -130,7 +131,7 @@ async def run_tracker(
         saved = Saved() if database is None else database.load(config.max_calls_kept)
         store = store or Store(Path("/nonexistent"))
         means = Means(store, lambda url: FilesClient(http, url), Random(1), peers, database, saved)
-        tracker = Tracker(config, Identity("trackerid", "trackerboot"), links, clock, Random(config.route_rng), means)
+        tracker = Tracker(config, Identity("trackerid", boot), links, clock, Random(config.route_rng), means)
         site = await open_site(tracker, "127.0.0.1", 0)
         stack.push_async_callback(tracker.close)
         stack.push_async_callback(site.close)
