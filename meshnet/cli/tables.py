@@ -10,8 +10,10 @@ from rich.text import Text
 from meshnet.cli.home import natural
 from meshnet.cli.terminal import format_age, format_bytes, visible
 from meshnet.domain.ids import short_node_id
-from meshnet.wire.messages import CoverageModel, ModelMessage, NodeMessage
+from meshnet.wire.messages import CoverageModel, HardwareMessage, ModelMessage, NodeMessage
 
+FALSE_CLAIM = 0.5
+"""Of the claimed speed: below it a machine is overloaded, or says too much of itself."""
 _STATE_STYLES = {"ready": "green", "loading": "yellow", "draining": "yellow", "suspect": "yellow", "out": "red"}
 
 
@@ -25,7 +27,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
-    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "heard>", "id")
+    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "seen>", "heard>", "id")
     for node in by_name(nodes):
         state = state_of(node)
         table.add_row(
@@ -35,6 +37,7 @@ def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
             Text(state, style=_STATE_STYLES.get(state, "red")),
             str(max(node.queue_depth, node.tracker_in_flight)),
             f"{node.benchmark_tokens_per_sec:.1f}",
+            _seen(node.observed_ratio),
             format_age(node.heartbeat_age_s),
             visible(short_node_id(node.node_id)),
         )
@@ -47,7 +50,7 @@ def hardware_table(nodes: Sequence[NodeMessage]) -> Table:
         hardware = node.hardware
         table.add_row(
             visible(node.name),
-            visible(hardware.cpu_model)[:24],
+            _processors(hardware),
             str(hardware.cores_logical),
             format_bytes(hardware.ram_available_bytes),
             format_bytes(hardware.ram_total_bytes),
@@ -55,6 +58,18 @@ def hardware_table(nodes: Sequence[NodeMessage]) -> Table:
             visible(node.url),
         )
     return table
+
+
+def _seen(ratio: float | None) -> Text:
+    """What its calls show of the speed it claims; half of it is worth a look."""
+    if ratio is None:
+        return Text("-")
+    return Text(f"{ratio:.0%}", style="red" if ratio < FALSE_CLAIM else "")
+
+
+def _processors(hardware: HardwareMessage) -> str:
+    cpu = visible(hardware.cpu_model)[:24]
+    return f"{cpu} + {visible(hardware.accelerators[0].name)[:16]}" if hardware.accelerators else cpu
 
 
 def models_table(models: Sequence[ModelMessage], coverage: Sequence[CoverageModel]) -> Table:

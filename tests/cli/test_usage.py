@@ -11,8 +11,10 @@ from rich.console import Console
 
 from daemons.tracker.store import open_database
 from meshnet.cli.__main__ import main
+from meshnet.cli.tables import hardware_table, nodes_table
 from meshnet.cli.usage import rows_table, totals_table
 from meshnet.wire.demand import UsageRow, UsageTotal
+from meshnet.wire.messages import AcceleratorMessage, HardwareMessage, NodeMessage
 
 
 def printed(what: object) -> list[str]:
@@ -88,3 +90,32 @@ def test_help_names_the_ways_to_join(capsys: pytest.CaptureFixture[str]) -> None
     for flag in ("--memory", "--sessions", "--context", "--rebalance", "--shard"):
         assert flag in said
     assert json.dumps(said)
+
+
+def test_false_claim_and_accelerator_are_seen_in_eighty_columns() -> None:
+    fields = {
+        "node_id": "gjx6qwsibb6fhruqido6.15-29",
+        "wallet": "gjx6qwsibb6fhruqido6",
+        "url": "http://127.0.0.1:7071",
+        "model_key": "smollm2-135m",
+        "revision": "00000000",
+        "n_layers": 30,
+        "shard_start": 15,
+        "shard_end": 29,
+        "dtype": "float32",
+        "context_length": 8192,
+        "epoch": 1,
+        "state": "ready",
+        "live": True,
+        "suspect": False,
+        "heartbeat_age_s": 1.0,
+        "joined_age_s": 1.0,
+        "benchmark_tokens_per_sec": 1234.5,
+    }
+    gpu = HardwareMessage(cpu_model="Example", accelerators=(AcceleratorMessage("Big GPU", "cuda:0", 1 << 34),))
+    liar = NodeMessage(**fields, name="liar", observed_ratio=0.33, hardware=gpu)  # type: ignore[arg-type]
+    new = NodeMessage(**fields, name="new")  # type: ignore[arg-type]
+    lines = printed(nodes_table([liar, new]))
+    assert max(map(len, lines)) <= 80 and len(lines) == 3
+    assert "33%" in lines[1] and " - " in lines[2]
+    assert "Big GPU" in "\n".join(printed(hardware_table([liar])))
