@@ -30,6 +30,9 @@ ROUNDS = 5
 """Times that all sources are asked for one file before the fetch gives up. What came stays for the next start."""
 ROUND_WAIT_S = 1.0
 """Between two rounds, growing by as much each time: 10 s in all, enough for a daemon to be restarted."""
+BUSY_ROUNDS = 600
+"""Ten minutes of waiting for sources that have too many readers already: a whole room of machines may join at once."""
+BUSY = "has too many readers"
 LOCK_POLL_S = 0.2
 """Between two looks at a file that another process of this machine fetches."""
 LOCK_WAIT_S = 60.0
@@ -65,8 +68,8 @@ async def open_model(
         return _same_weights(store.open(wanted.model_key), wanted)
     manifest, source = await _find_manifest(wanted, sources)
     small = [entry for entry in manifest.files if entry.kind in ("config", "tokenizer")]
-    files = {entry.name: _checked(entry, await source.small(wanted.model_key, entry.name), source) for entry in small}
-    raw = await source.small(wanted.model_key, MANIFEST_NAME)
+    files = {entry.name: _checked(entry, await _small(source, wanted, entry.name), source) for entry in small}
+    raw = await _small(source, wanted, MANIFEST_NAME)
     if decode_manifest(raw, source.url) != manifest:
         raise WeightsError(f"{source.url} changed its manifest of {wanted.model_key} meanwhile. Start again.")
     await asyncio.to_thread(_make_folder, store, wanted, {**files, MANIFEST_NAME: raw}, free)
@@ -104,7 +107,7 @@ async def _find_manifest(wanted: Wanted, sources: Sequence[FileSource]) -> tuple
     said = []
     for source in sources:
         try:
-            raw = await source.small(wanted.model_key, MANIFEST_NAME)
+            raw = await _small(source, wanted, MANIFEST_NAME)
             manifest = decode_manifest(raw, f"the manifest of {source.url}")
         except MeshnetError as error:
             said.append(f"{source.url}: {error.message}")
@@ -117,6 +120,16 @@ async def _find_manifest(wanted: Wanted, sources: Sequence[FileSource]) -> tuple
         f"{'; '.join(said) or 'Nobody is known to have it'}.",
         code="no_source",
     )
+
+
+async def _small(source: FileSource, wanted: Wanted, name: str) -> bytes:
+    """Waits while the source has too many readers."""
+    for _ in range(BUSY_ROUNDS):
+        try:
+            return await source.small(wanted.model_key, name)
+        except Overloaded:
+            await asyncio.sleep(ROUND_WAIT_S)
+    return await source.small(wanted.model_key, name)
 
 
 def _same_weights(model: StoredModel, wanted: Wanted) -> StoredModel:
@@ -180,15 +193,18 @@ class _Fetch:
     async def _bring(self, file: BinaryIO, target: Path) -> None:
         await asyncio.to_thread(self._hash_what_is_here, file)
         said: dict[str, str] = {}
-        for attempt in range(ROUNDS):
+        attempt = busy = 0
+        while attempt < ROUNDS and busy < BUSY_ROUNDS:
             for source in self._sources:
                 if self._done < self._entry.size_bytes:
                     await self._from(source, file, said)
                 if self._done >= self._entry.size_bytes and self._finish(file, target, source, said):
                     return
-            await asyncio.sleep(self._round_wait_s * (attempt + 1))
-            if all(text.startswith("has") for text in said.values()):
+            if all(text.startswith("has") and text != BUSY for text in said.values()):
                 break  # Wrong or absent everywhere: asking again changes nothing.
+            is_busy = BUSY in said.values()
+            attempt, busy = attempt + (not is_busy), busy + is_busy
+            await asyncio.sleep(self._round_wait_s * max(attempt, 1))
         raise WeightsError(
             f"{self._entry.name} of {self._model.manifest.model_key} could not be fetched ({self._done} of "
             f"{self._entry.size_bytes} bytes are here): {'; '.join(f'{url} {text}' for url, text in said.items())}. "
@@ -219,7 +235,9 @@ class _Fetch:
             said[source.url] = "ended early"
         except NotFound:
             said[source.url] = "has it not"
-        except (MeshnetError, Overloaded) as error:
+        except Overloaded:
+            said[source.url] = BUSY
+        except MeshnetError as error:
             said[source.url] = f"failed: {error.message}"
         except OSError as error:
             raise WeightsError(f"Cannot write {self._part}: {error.strerror}.", code="disk_full") from error

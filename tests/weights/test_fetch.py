@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.domain.errors import NotFound, Unreachable, WeightsError
+from meshnet.domain.errors import NotFound, Overloaded, Unreachable, WeightsError
 from meshnet.domain.shards import Shard
 from meshnet.weights.fetch import FileSource, Wanted, fetch_shard, open_model
 from meshnet.weights.manifest import MANIFEST_NAME
@@ -188,3 +188,21 @@ async def test_two_nodes_of_one_machine_fetch_each_file_once(tiny: Store, here: 
     )
     here.open("tiny").verify()
     assert source.sent == tiny.open("tiny").shard_bytes(Shard(0, 2))
+
+
+async def test_source_with_too_many_readers_is_waited_for(tiny: Store, here: Store) -> None:
+    class Busy(FolderSource):
+        refusals = 40
+
+        async def stream(self, model_key: str, name: str, offset: int = 0) -> AsyncGenerator[bytes, None]:
+            if self.refusals and name.startswith("layer"):
+                self.refusals -= 1
+                raise Overloaded("16 downloads run here already.")
+            async for piece in super().stream(model_key, name, offset):
+                yield piece
+
+    busy = Busy(tiny.path("tiny"))
+    model = await open_model(here, wanted(tiny), [busy])
+    await bring(here, model, Shard(1, 1), busy)
+    assert busy.refusals == 0
+    here.open("tiny").verify(Shard(1, 1))
