@@ -14,6 +14,8 @@ import msgspec
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.command import CommandPalette
+from textual.events import Event, Key
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 
@@ -33,6 +35,7 @@ from tui.source import MeshSource
 from tui.theme import CYCLE, MESHNET
 from tui.views.table_view import TableView
 from tui.widgets.ascii_filter import AsciiFilter
+from tui.widgets.entry import Entry
 
 EVENTS_KEPT = 2_000
 """Newest events in memory: about a megabyte."""
@@ -121,6 +124,29 @@ class ConsoleApp(App[None]):
     def main(self) -> MainScreen | None:
         """The main screen; None before it is up."""
         return next((screen for screen in self.screen_stack if isinstance(screen, MainScreen)), None)
+
+    # ---- keys
+
+    async def on_event(self, event: Event) -> None:
+        """A key is done with before the next is looked at: of keys typed in one instant (pasted, sent by a script) each
+        goes where the one before it led."""
+        if not isinstance(event, Key) or event.is_forwarded:
+            await super().on_event(event)
+            return
+        focused = self.focused
+        if isinstance(focused, Entry) and event.character is not None and event.is_printable:
+            focused.write(event.character)
+        elif isinstance(self.screen, CommandPalette):
+            await self._palette_key(event)
+        elif not await self._check_bindings(event.key, priority=True):
+            await self._check_bindings(event.key)
+
+    async def _palette_key(self, event: Key) -> None:
+        """The palette's entry is Textual's own; until it is up, keys wait."""
+        if self.focused is None:
+            self.screen.call_after_refresh(self.post_message, Key(event.key, event.character))
+        else:
+            await super().on_event(event)
 
     # ---- the two loops
 

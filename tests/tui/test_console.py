@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -121,6 +122,33 @@ async def test_each_view_keeps_its_cursor() -> None:
         await pilot.press("1", "2", "7", "3")
         await settle(pilot)
         assert table_view(app).table.cursor_key == key
+
+
+def type_at_once(app: ConsoleApp, *keys: str) -> None:
+    """As a paste or a script sends them: all before the first is handled."""
+    for key in keys:
+        app.post_message(Key({"/": "slash", ":": "colon"}.get(key, key), key if len(key) == 1 else None))
+
+
+async def test_keys_typed_in_one_instant_go_where_the_one_before_them_leads() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        type_at_once(app, "3", "down", "down", "1", "/", *"3090", "enter", "3")
+        routing = app.main and app.main.query_one("#routing", TableView)
+        await wait_for(lambda: routing and routing.words and app.main and app.main.active_name == "nodes", pilot)
+        assert table_view(app).table.cursor_row == 2
+        type_at_once(app, "1")
+        await settle(pilot)
+        assert len(table_view(app).table.rows) == 2
+        type_at_once(app, "/", "escape", "6", *"hi", "enter")
+        source = app.source
+        assert isinstance(source, canned.CannedSource)
+        await wait_for(lambda: source.asked and not lane(app).is_streaming, pilot)
+        assert source.asked[0].messages[-1].content == "hi"
+        await settle(pilot)
+        type_at_once(app, "escape", "1", ":", *"events", "enter")
+        await wait_for(lambda: app.main and app.screen is app.main and app.main.active_name == "events", pilot)
 
 
 async def test_next_problem_walks_through_the_views() -> None:

@@ -24,6 +24,7 @@ from tui.screens.help import key_name
 from tui.views.chat_view import ChatView
 from tui.views.routing_view import RoutingView
 from tui.views.table_view import TableView
+from tui.widgets.entry import Entry
 from tui.widgets.lines import Lines
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class MainScreen(Screen[None]):
                 yield TableView(spec)
             yield ChatView()
             yield TableView(EVENTS)
-        yield Input(id="filter", placeholder="words; !word excludes", compact=True)
+        yield Entry(self._filter_entered, id="filter", placeholder="words; !word excludes")
         yield Lines(id="problem")
         yield Lines(id="keys")
 
@@ -139,6 +140,8 @@ class MainScreen(Screen[None]):
         self.close_filter()
         self.query_one(ContentSwitcher).current = name
         self.active.take_focus()
+        if self.console.shown is not None:
+            self.active.show(self.console.shown)  # Its rows are there for the next key; the layout comes later.
         self.call_after_refresh(self.console.redraw)
 
     def action_filter(self) -> None:
@@ -147,7 +150,7 @@ class MainScreen(Screen[None]):
             entry = self.query_one("#filter", Input)
             entry.value = active.words
             entry.display = True
-            entry.focus()
+            self.set_focus(entry)
 
     def action_back(self) -> None:
         if self.query_one("#filter").display:
@@ -172,8 +175,9 @@ class MainScreen(Screen[None]):
         if isinstance(self.active, TableView) and self.query_one("#filter").display:
             self.active.set_filter(event.value)
 
-    @on(Input.Submitted, "#filter")
-    def _filtered(self) -> None:
+    def _filter_entered(self, text: str) -> None:
+        if isinstance(self.active, TableView):
+            self.active.set_filter(text)
         self.close_filter()
 
     @on(Click, "#tabs")

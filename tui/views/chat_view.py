@@ -8,7 +8,6 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Input
 from textual.worker import Worker
 
 from meshnet.domain.errors import InvalidRequest
@@ -21,6 +20,7 @@ from tui.draw.spans import Line, cut, line, span, visible
 from tui.model import Shown, candidates, label_of
 from tui.screens import menu
 from tui.source import ChatAsk
+from tui.widgets.entry import Entry
 from tui.widgets.lane import Lane
 from tui.widgets.lines import Lines
 
@@ -57,10 +57,9 @@ class ChatView(Vertical):
             yield Lane("a")
             yield Lane("b")
         yield Lines(id="verdict")
-        yield Input(id="prompt", placeholder="ask the mesh", compact=True)
+        yield Entry(self._entered, id="prompt", placeholder="ask the mesh")
 
     def on_mount(self) -> None:
-        self.query_one("#prompt", Input).cursor_blink = False
         self.query_one("#lane-b").display = False
         self.query_one("#verdict").display = False
         self.set_interval(0.5, self._while_streaming)
@@ -156,19 +155,18 @@ class ChatView(Vertical):
 
     # ---- what the operator does
 
-    @on(Input.Submitted, "#prompt")
-    def _submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        if is_command(event.value):
-            self._command(event)
-        elif event.value.strip():
-            event.input.value = ""
-            self._ask(event.value.strip())
+    def _entered(self, text: str) -> None:
+        entry = self.query_one("#prompt", Entry)
+        if is_command(text):
+            self._command(entry, text)
+        elif text.strip():
+            entry.value = ""
+            self._ask(text.strip())
 
-    def _command(self, event: Input.Submitted) -> None:
+    def _command(self, entry: Entry, text: str) -> None:
         """A line with a colon: settings, or where to ask. One that is wrong stays, to be mended."""
         try:
-            found = read_command(event.value, self.settings)
+            found = read_command(text, self.settings)
             if isinstance(found, Where):
                 self._take_where(found)
             else:
@@ -176,7 +174,7 @@ class ChatView(Vertical):
         except InvalidRequest as error:
             self.console.say(error.message)
             return
-        event.input.value = ""
+        entry.value = ""
         self._draw()
 
     def _take_where(self, where: Where) -> None:
@@ -227,7 +225,7 @@ class ChatView(Vertical):
             work = lane.ask(console.source, ask, prompt, console.clock)
             self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")
         # While it streams the keys are free: 1-7 change the view, esc stops.
-        self.query_one("#lane-a .turns").focus()
+        self.screen.set_focus(self.query_one("#lane-a .turns"))
         self.call_after_refresh(self._draw)
 
     @on(Worker.StateChanged)
@@ -248,7 +246,7 @@ class ChatView(Vertical):
             self.workers.cancel_group(self, "chat")
             self.console.say("stopped")
         elif self.query_one("#prompt").has_focus:
-            self.query_one(".turns").focus()
+            self.screen.set_focus(self.query_one(".turns"))
             self.console.say("keys are free: i writes, 1-7 change the view")
 
     def action_redo(self) -> None:
@@ -258,7 +256,7 @@ class ChatView(Vertical):
 
     def action_settings(self) -> None:
         """The settings as one line to edit."""
-        entry = self.query_one("#prompt", Input)
+        entry = self.query_one("#prompt", Entry)
         entry.value = self.settings.as_command()
         self.take_focus()
 
