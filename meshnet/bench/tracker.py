@@ -28,7 +28,6 @@ HEADS, TAILS = 10, 20
 """Their products are the arms of the table measured."""
 TABLE_READS = 50
 WARM_S = 1.0
-BARS_MS = {"added p50": 3.0, "table p99": 20.0}
 
 Ask = Callable[[], Awaitable[None]]
 
@@ -68,16 +67,27 @@ class Bench:
         await self.teach()
         rate, seconds = self._args.rate, self._args.seconds
         direct = await at_rate(self._ask_plain, rate, seconds)
+        before = await self._decisions()
         through = await at_rate(self._ask, rate, seconds)
+        after = await self._decisions()
         direct_ms, through_ms = quantiles_ms(direct), quantiles_ms(through)
         return {
             "requests": len(through),
             "direct_ms": direct_ms,
             "through_ms": through_ms,
             "added_ms": {name: round(through_ms[name] - direct_ms[name], 3) for name in through_ms},
+            "decision_ms_mean": round(1e3 * (after[0] - before[0]) / (after[1] - before[1]), 4),
             "table_ms": quantiles_ms(await self.read_table()),
             "arms": await self.arms(),
         }
+
+    async def _decisions(self) -> tuple[float, float]:
+        """Seconds spent choosing routes so far, candidates included, and how many were chosen, by the tracker's count."""
+        async with self._http.get(self._tracker + api.METRICS) as answer:
+            lines = (await answer.text()).splitlines()
+        name = "meshnet_route_decision_seconds_"
+        found = dict(line.rsplit(" ", 1) for line in lines if line.startswith(name))
+        return float(found[name + "sum"]), float(found[name + "count"])
 
     async def teach(self) -> None:
         """One answer over every pair of head and tail, so that the table has its arms."""
