@@ -26,6 +26,8 @@ from meshnet.wire.openai import parse_chat_request
 from meshnet.wire.routing import ExplainRequest
 
 DEFAULT_PAGE = 50
+SHARES_OVER_S = 3600.0
+"""Calls this young make the actual shares: older ones were routed by what is long forgotten."""
 
 
 class Handlers:
@@ -116,7 +118,11 @@ class Handlers:
 
     async def routing(self, request: web.Request) -> web.Response:
         tracker = self._tracker
-        return json_response(routing_views.routing(tracker.fleet, tracker.planner, request.query.get("model")))
+        since = tracker.clock.wall() - SHARES_OVER_S
+        wanted = request.query.get("model")
+        return json_response(
+            routing_views.routing(tracker.fleet, tracker.planner, wanted, lambda key: tracker.wall.shares(key, since))
+        )
 
     async def explain(self, request: web.Request) -> web.Response:
         tracker = self._tracker

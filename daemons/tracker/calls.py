@@ -5,7 +5,7 @@ A call holds the tokens its attempts produced, so that the next one can go on fr
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -223,6 +223,21 @@ class CallWall:
         if message is None:
             raise NotFound(f"There is no call {call_id} on the wall.", param="call_id")
         return message
+
+    def shares(self, model_key: str, since: float) -> dict[str, float]:
+        """signature -> its part of this model's calls accepted at or after ``since`` (Unix seconds) and routed."""
+        counts = Counter(
+            call.signature
+            for call in self._ended.values()
+            if call.model_key == model_key and call.accepted_at >= since and call.signature
+        )
+        counts.update(
+            call.tries[-1].plan.decision.signature
+            for call in self._running.values()
+            if call.request.model == model_key and call.created >= since and call.tries
+        )
+        total = counts.total()
+        return {signature: count / total for signature, count in counts.items()}
 
     def page(
         self,

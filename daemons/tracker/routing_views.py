@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
@@ -25,11 +25,16 @@ from meshnet.wire.routing import (
 Names = Mapping[NodeId, str]
 """node_id -> what its owner calls it, for display."""
 
+Shares = Mapping[str, float]
+"""signature -> its part of a model's calls of late; empty where there were none."""
+
 MAX_REMEMBERED = 200
 """Arms shown beside the candidates; a table beyond it is read by nobody."""
 
 
-def routing(fleet: Fleet, planner: Planner, model_key: str | None) -> RoutingResponse:
+def routing(
+    fleet: Fleet, planner: Planner, model_key: str | None, shares_of: Callable[[ModelKey], Shares]
+) -> RoutingResponse:
     """The candidate table of each model. Raises NotFound for one that is not known."""
     config = planner.config
     return RoutingResponse(
@@ -40,17 +45,20 @@ def routing(fleet: Fleet, planner: Planner, model_key: str | None) -> RoutingRes
             stats_half_life_s=config.stats_half_life_s,
             min_sample_tokens=config.min_sample_tokens,
         ),
-        models=tuple(_routing(fleet, planner, key) for key in known_keys(fleet, model_key)),
+        models=tuple(_routing(fleet, planner, key, shares_of(key)) for key in known_keys(fleet, model_key)),
     )
 
 
-def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey) -> RoutingModel:
+def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey, shares: Shares) -> RoutingModel:
     rows = planner.table(model_key)
     names = {node.node_id: node.name for node in fleet.nodes()}
+    shown = (*_candidates(rows, names, planner), *_remembered(rows, names, planner, model_key))
+    if shares:
+        shown = tuple(structs.replace(row, actual_share=shares.get(row.signature, 0.0)) for row in shown)
     return RoutingModel(
         model_key=model_key,
         topology_epoch=planner.epoch(model_key),
-        candidates=(*_candidates(rows, names, planner), *_remembered(rows, names, planner, model_key)),
+        candidates=shown,
         left_out=_left_out(rows, planner, model_key),
         dropped_samples=planner.memory.arms.dropped,
     )
@@ -126,6 +134,7 @@ def route_hops(hops: Sequence[Hop], names: Names, loads: Sequence[int] = ()) -> 
             start_layer=hop.start_layer,
             end_layer=hop.end_layer,
             load=load,
+            relayed=hop.url.startswith("relay://"),
         )
         for hop, load in zip(hops, loads or [0] * len(hops), strict=True)
     )

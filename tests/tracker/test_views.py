@@ -79,9 +79,19 @@ async def test_routing_shares_sum_to_one_and_reading_changes_nothing(running: Ru
         await running.client.ask(body())
     first, second = (await running.client.routing(MODEL)).models[0], (await running.client.routing()).models[0]
     assert sum(row.expected_share for row in first.candidates) == pytest.approx(1)
+    assert sum(row.actual_share or 0.0 for row in first.candidates) == pytest.approx(1)
     assert [r.signature for r in first.candidates] == [r.signature for r in second.candidates]
     assert sum(row.samples for row in second.candidates) == 3
     assert second.topology_epoch == 2
+
+
+async def test_actual_shares_are_of_the_calls_and_unknown_before_any(running: Running) -> None:
+    head, other = await running.head(1), await running.head(2)
+    assert {row.actual_share for row in (await running.client.routing(MODEL)).models[0].candidates} == {None}
+    for node_id in (head.node_id, head.node_id, head.node_id, other.node_id):
+        await running.client.ask(body(route=[node_id]))
+    rows = {row.hops[0].node_id: row for row in (await running.client.routing(MODEL)).models[0].candidates}
+    assert (rows[head.node_id].actual_share, rows[other.node_id].actual_share) == (0.75, 0.25)
 
 
 async def test_explain_says_what_and_why_without_a_call(running: Running) -> None:
