@@ -5,6 +5,7 @@ Suspect nodes missed heartbeats, ejected ones failed calls. Neither is left out 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from daemons.tracker.fleet import Fleet
@@ -27,11 +28,18 @@ class Doubts:
         """Without those to avoid; without doubtful ones as well, as far as the rest still covers what all do."""
         kept = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
         doubtful = sorted((node for node in kept if self._is_doubtful(node)), key=self._doubt, reverse=True)
+        if not doubtful:
+            return kept
+        holders, left = _holders(kept), set[NodeId]()
         for node in doubtful:
-            rest = [other for other in kept if other is not node]
-            if _is_spare(node, rest):
-                kept = rest
-        return kept
+            if node.state == "ready":
+                held = holders[_like(node)]
+                layers = range(node.shard.start, node.shard.end + 1)
+                if any(held[layer] < 2 for layer in layers):
+                    continue  # It alone holds one of its layers.
+                held.subtract(layers)
+            left.add(node.node_id)
+        return [node for node in kept if node.node_id not in left]
 
     def _is_doubtful(self, node: Node) -> bool:
         """Suspect, ejected, or on trial with the one request it gets."""
@@ -52,13 +60,15 @@ class Doubts:
         return f"it failed and is ejected for another {self._health.ejected_for_s(node.wallet):.0f} s"
 
 
-def _is_spare(node: Node, rest: list[Node]) -> bool:
-    """Whether like, ready nodes hold every layer of this one without it."""
-    like = (node.revision, node.dtype, node.n_layers)
-    held = {
-        layer
-        for other in rest
-        if other.state == "ready" and (other.revision, other.dtype, other.n_layers) == like
-        for layer in range(other.shard.start, other.shard.end + 1)
-    }
-    return node.state != "ready" or held.issuperset(range(node.shard.start, node.shard.end + 1))
+def _holders(nodes: Sequence[Node]) -> dict[tuple[str, str, int], Counter[int]]:
+    """Of each kind of like nodes, how many ready ones hold each layer."""
+    holders: dict[tuple[str, str, int], Counter[int]] = {}
+    for node in nodes:
+        if node.state == "ready":
+            holders.setdefault(_like(node), Counter()).update(range(node.shard.start, node.shard.end + 1))
+    return holders
+
+
+def _like(node: Node) -> tuple[str, str, int]:
+    """Only like nodes may share a route."""
+    return node.revision, node.dtype, node.n_layers

@@ -113,6 +113,15 @@ def test_suspects_are_left_out_while_others_cover_the_model(mesh: Mesh) -> None:
     assert mesh.planner.plan(MODEL).decision.route.node_ids == (node_id_of(1, 0, 14), node_id_of(2, 15, 29))
 
 
+def test_of_doubtful_holders_of_the_same_layers_the_least_doubtful_stays(mesh: Mesh) -> None:
+    mesh.clock.time += 5
+    mesh.beat(3)
+    mesh.clock.time += 12  # 1 and 2 missed three, 3 missed two: all suspect, and one of them holds everything
+    assert mesh.planner.plan(MODEL).decision.route.node_ids == (node_id_of(3, 0, 29),)
+    why = {row.node_id: row.why for row in mesh.planner.left_out(MODEL, mesh.planner.candidates(MODEL))}
+    assert why == {node_id_of(1, 0, 14): "it missed 3 heartbeats", node_id_of(2, 15, 29): "it missed 3 heartbeats"}
+
+
 def test_learning_off_is_greedy_fallback() -> None:
     mesh = Mesh(learning=False)
     mesh.fleet.register(claim(1, 0, 14))
