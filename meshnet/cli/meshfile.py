@@ -83,7 +83,6 @@ WITHOUT_FLAG = (
     "join_token",
     "max_nodes_per_address",
     "peer_key",
-    "audit_share",
 )
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
 TRACKER_KEYS = TRACKER_FLAGS + WITHOUT_FLAG

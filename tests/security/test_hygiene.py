@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,6 +36,25 @@ def test_no_assert_decides_what_input_is_let_in() -> None:
                 if isinstance(node, ast.Assert) and not narrowing.fullmatch(ast.unparse(node.test)):
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node.test)}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_validation_holds_without_asserts() -> None:
+    """The tests that expect refusals, by an interpreter that drops every assert."""
+    words = ["-O", "-m", "pytest", "-q", "-p", "no:warnings"]
+    files = ("wire/test_frames.py", "wire/test_openai.py", "wire/test_problem.py")
+    files = (*files, "security/test_tickets.py", "security/test_signatures.py", "security/test_addresses.py")
+    done = subprocess.run(
+        [sys.executable, *words, *(f"tests/{name}" for name in files)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    if done.returncode != 0 or passed is None or int(passed[1]) < 50:
+        pytest.fail(done.stdout[-3000:])
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;x\x07", "a\nb", "a\x9bb", "\u202eevil", "", "x" * 129])
