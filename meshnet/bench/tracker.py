@@ -2,7 +2,8 @@
 
 Processes: a tracker, nodes that cost nothing, and this client, which asks at a fixed rate whether or not answers have
 come. ``added_ms`` is the time of a whole answer through the tracker less that of the same question answered by the
-nodes' process directly. The figures of choosing and enumerating are CPU time of the policies alone.
+nodes' process directly, ``cpu_ms_per_request`` the tracker's CPU time less what heartbeats take. The figures of choosing
+and enumerating are CPU time of the policies alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohttp
+import psutil
 
 from meshnet.bench._instant_head import MODEL, PLAIN
 from meshnet.bench.processes import bench_mesh
@@ -60,15 +62,26 @@ def quantiles_ms(spent: Sequence[float]) -> dict[str, float]:
 class Bench:
     """One tracker with its free nodes, asked over one pool of connections."""
 
-    def __init__(self, http: aiohttp.ClientSession, tracker: str, plain: str, args: argparse.Namespace) -> None:
-        self._http, self._tracker, self._plain, self._args = http, tracker, plain, args
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        tracker: str,
+        plain: str,
+        args: argparse.Namespace,
+        cpu_s: Callable[[], float],
+    ) -> None:
+        """``cpu_s`` says what the tracker's process has used so far."""
+        self._http, self._tracker, self._plain, self._args, self._cpu_s = http, tracker, plain, args, cpu_s
 
     async def run(self) -> dict[str, Any]:
         await self.teach()
         rate, seconds = self._args.rate, self._args.seconds
+        idle_cpu_s = -self._cpu_s()
         direct = await at_rate(self._ask_plain, rate, seconds)
-        before = await self._decisions()
+        idle_cpu_s += self._cpu_s()
+        before, busy_cpu_s = await self._decisions(), -self._cpu_s()
         through = await at_rate(self._ask, rate, seconds)
+        busy_cpu_s += self._cpu_s()
         after = await self._decisions()
         direct_ms, through_ms = quantiles_ms(direct), quantiles_ms(through)
         return {
@@ -76,13 +89,14 @@ class Bench:
             "direct_ms": direct_ms,
             "through_ms": through_ms,
             "added_ms": {name: round(through_ms[name] - direct_ms[name], 3) for name in through_ms},
+            "cpu_ms_per_request": round(1e3 * (busy_cpu_s - idle_cpu_s) / (rate * (seconds + WARM_S)), 3),
             "decision_ms_mean": round(1e3 * (after[0] - before[0]) / (after[1] - before[1]), 4),
             "table_ms": quantiles_ms(await self.read_table()),
             "arms": await self.arms(),
         }
 
     async def _decisions(self) -> tuple[float, float]:
-        """Seconds spent choosing routes so far, candidates included, and how many were chosen, by the tracker's count."""
+        """Seconds the tracker spent choosing routes so far, candidates included, and how many it chose."""
         async with self._http.get(self._tracker + api.METRICS) as answer:
             lines = (await answer.text()).splitlines()
         name = "meshnet_route_decision_seconds_"
@@ -133,7 +147,7 @@ class Bench:
             return await answer.json()
 
 
-async def live(args: argparse.Namespace, tracker: str) -> dict[str, Any]:
+async def live(args: argparse.Namespace, tracker: str, cpu_s: Callable[[], float]) -> dict[str, Any]:
     """Figures of one tracker process at this many nodes."""
     words = [HEADS, TAILS, max(args.nodes - HEADS - TAILS, 0), args.tokens]
     command = [sys.executable, "-m", "meshnet.bench._instant_head", tracker, *map(str, words)]
@@ -144,7 +158,7 @@ async def live(args: argparse.Namespace, tracker: str) -> dict[str, Any]:
         if not plain:
             raise SystemExit("the free nodes ended; see their error above")
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            return await Bench(http, tracker, plain, args).run()
+            return await Bench(http, tracker, plain, args, cpu_s).run()
     finally:
         free.kill()
         await free.communicate()
@@ -152,7 +166,9 @@ async def live(args: argparse.Namespace, tracker: str) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     with bench_mesh(threads=1) as mesh:
-        figures = asyncio.run(live(args, mesh.start_tracker("--log-level", "WARNING")))
+        url = mesh.start_tracker("--log-level", "WARNING")
+        process = psutil.Process(mesh.daemons["tracker"].process.pid)
+        figures = asyncio.run(live(args, url, lambda: sum(process.cpu_times()[:2])))
     return {
         "machine": machine(),
         "nodes": args.nodes,
@@ -175,6 +191,8 @@ def table(figures: dict[str, Any]) -> str:
         values = found[name]
         bar = {"added_ms": "p50 <= 3", "table_ms": f"p99 <= 20, {found['arms']} arms"}.get(name, "")
         lines.append(f"  {name:24}" + "".join(f"{values[q]:9.2f}" for q in ("p50", "p95", "p99")) + f"  {bar}")
+    for name in ("cpu_ms_per_request", "decision_ms_mean"):
+        lines.append(f"  {name:24}{found[name]:9.3f}")
     lines += [
         f"  {row['measure']:32} p50 {row['p50_us']:>9} µs  p99 {row['p99_us']:>9} µs" for row in figures["decisions"]
     ]
