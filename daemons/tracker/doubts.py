@@ -27,7 +27,10 @@ class Doubts:
     def usable(self, nodes: Sequence[Node], avoid: Avoid) -> list[Node]:
         """Without those to avoid; without doubtful ones as well, as far as the rest still covers what all do."""
         kept = [node for node in nodes if (node.node_id, node.epoch) not in avoid]
-        doubtful = sorted((node for node in kept if self._is_doubtful(node)), key=self._doubt, reverse=True)
+        # Back under another epoch it may serve, but one that comes back again and again is not waited for.
+        returned = {node_id for node_id, _ in avoid}
+        found = (node for node in kept if node.node_id in returned or self._is_doubtful(node))
+        doubtful = sorted(found, key=self._doubt, reverse=True)
         if not doubtful:
             return kept
         holders, left = _holders(kept), set[NodeId]()
