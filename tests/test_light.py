@@ -1,4 +1,4 @@
-"""Tracker, relay, console and chat run on a machine without torch: the light half imports with the heavy one blocked."""
+"""Tracker, relay, console and chat run without torch: the light half imports with the heavy one blocked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = "torch transformers optimum gguf safetensors huggingface_hub tokenizers numpy".split()
+HEAVY = ["torch", "transformers", "optimum", "gguf", "safetensors", "huggingface_hub", "tokenizers", "numpy"]
 BLOCK = f"""
 import sys
 class Without:

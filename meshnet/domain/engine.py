@@ -136,7 +136,7 @@ class ShardEngine(Protocol):
     def shard(self) -> Shard: ...
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
-        """Reserve KV and make the session. Raises Overloaded (no KV left) or InvalidRequest (range outside the shard)."""
+        """Reserve KV and make the session. Raises Overloaded (no KV left) or InvalidRequest (not my layers)."""
         ...
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
