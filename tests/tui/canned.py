@@ -78,7 +78,13 @@ def node(
 def mesh_nodes() -> tuple[NodeMessage, ...]:
     rows = [node(*machine) for machine in MACHINES]
     rows[3] = node(*MACHINES[3], queue_depth=3, in_flight=4)
-    rows[4] = node(*MACHINES[4], suspect=True, heartbeat_age_s=12.0, reputation=0.71)
+    rows[4] = node(
+        *MACHINES[4],
+        suspect=True,
+        heartbeat_age_s=12.0,
+        reputation=0.71,
+        url=f"relay://gw1:7090/{node_id('m2-1', 16, 23).partition('.')[0]}",
+    )
     rows[5] = node(
         *MACHINES[5], state="loading", loading_done_bytes=5 * GIB, loading_total_bytes=8 * GIB, joined_age_s=70.0
     )
@@ -103,7 +109,7 @@ A_TAIL = hop("a100-1", 16, 31, (0, 31), us=9_800)
 B1 = hop("4090-1", 0, 15, us=11_000)
 B2 = hop("4090-2", 16, 31, us=12_100)
 C = hop("3090-1", 16, 31, us=18_700)
-M = hop("m2-1", 16, 23, us=61_000)
+M = structs.replace(hop("m2-1", 16, 23, us=61_000), relayed=True)
 A_END = hop("a100-1", 24, 31, (0, 31), us=5_000)
 B2_END = hop("4090-2", 24, 31, (16, 31))
 

@@ -1,4 +1,4 @@
-"""Draw canned meshes as pictures to look at: ``python -m tests.tui.shots OUT [NAME ...]`` (needs rsvg-convert)."""
+"""Draw canned meshes as pictures to look at: ``python -m tests.tui.shots OUT [NAME ...]`` (needs chromium)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from tests.tui.pictures import PICTURES, Picture
 
 
 def to_png(svg: Path) -> None:
-    """rsvg drops leading no-break spaces; with preserved plain ones the picture is what a browser shows."""
-    text = svg.read_text().replace("&#160;", " ").replace("<text ", '<text xml:space="preserve" ')
-    subprocess.run(["rsvg-convert", "-o", str(svg.with_suffix(".png"))], input=text.encode(), check=True)
+    """As a browser shows it: other renderers collapse the spaces of Rich's SVGs."""
+    wide = "-120" in svg.stem
+    size = "1490,1060" if wide else "1010,660"
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}"]
+    subprocess.run(
+        [*words, f"--screenshot={svg.with_suffix('.png')}", svg.resolve().as_uri()], check=True, capture_output=True
+    )
 
 
 async def draw(picture: Picture) -> str:

@@ -192,6 +192,7 @@ def hop_lines(shown: Shown, attempt: AttemptMessage, width: int) -> list[Line]:
                 f"{f'{hop.start_layer}-{hop.end_layer}':>8}",
                 f"{numbers.millis(hop.computing_us):>8} ms{numbers.millis(hop.queued_us):>7} ms  ",
                 (sparks.bar(spent / total if total else 0, room), "accent"),
+                (" relayed" if hop.relayed else "", "warn"),
             )
         )
     return said

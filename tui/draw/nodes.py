@@ -86,7 +86,8 @@ def _row(shown: Shown, row: NodeMessage) -> Row:
         "queue": float(row.queue_depth),
         "rep": row.reputation,
     }
-    words = " ".join(map(visible, (row.node_id, row.model_key, hardware.cpu_model, hardware.os, state[0])))
+    reach = "relayed" if is_relayed(row) else "direct"
+    words = " ".join(map(visible, (row.node_id, row.model_key, hardware.cpu_model, hardware.os, state[0], reach)))
     return Row(row.node_id, cells, sort, words=words)
 
 
@@ -130,7 +131,13 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
 
 def _place(row: NodeMessage) -> Line:
     shard = f"   layers {row.shard_start}-{row.shard_end} of {row.n_layers}   {visible(row.model_key)} {row.dtype}"
-    return line(" ", state_of(row), shard, (f"   joined {numbers.age(row.joined_age_s)} ago, lease {row.epoch}", "dim"))
+    joined = f"   joined {numbers.age(row.joined_age_s)} ago, lease {row.epoch}"
+    return line(" ", state_of(row), shard, ("   relayed" if is_relayed(row) else "", "warn"), (joined, "dim"))
+
+
+def is_relayed(row: NodeMessage) -> bool:
+    """Nobody can dial it: links to it run through a relay, at the relay's speed."""
+    return row.url.startswith("relay://")
 
 
 def _speed(row: NodeMessage) -> Line:
@@ -219,11 +226,10 @@ def copies(shown: Shown, key: str) -> dict[str, str]:
     row = node(shown.snapshot, key)
     if row is None:
         return {}
-    return {
-        "cli": f"meshnet nodes --json | jq '.[] | select(.node_id == \"{row.node_id}\")'",
-        "curl": f"curl -s {row.url}/v1/status",
-        "json": msgspec.json.encode(row).decode(),
-    }
+    said = {"cli": f"meshnet nodes --json | jq '.[] | select(.node_id == \"{row.node_id}\")'"}
+    if row.url.startswith(("http://", "https://")):
+        said["curl"] = f"curl -s {row.url}/v1/status"
+    return {**said, "json": msgspec.json.encode(row).decode()}
 
 
 NODES = TableSpec(
