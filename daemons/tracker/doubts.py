@@ -44,6 +44,10 @@ class Doubts:
             left.add(node.node_id)
         return [node for node in kept if node.node_id not in left]
 
+    def tries_one(self, nodes: Sequence[Node]) -> bool:
+        """Whether one of them is on trial, free or not."""
+        return any(self._health.state(node.wallet) == "half-open" for node in nodes)
+
     def _is_doubtful(self, node: Node) -> bool:
         """Suspect, ejected, or on trial with the one request it gets."""
         state = self._health.state(node.wallet)

@@ -16,7 +16,7 @@ from random import Random
 from daemons.tracker.doubts import Avoid, Doubts
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.health import Health
-from daemons.tracker.proposals import Proposals
+from daemons.tracker.kept import Kept
 from meshnet.domain.candidates import Candidate, make_candidate
 from meshnet.domain.errors import NoRoute
 from meshnet.domain.ids import ModelKey, NodeId, Wallet
@@ -68,6 +68,8 @@ class Planner:
         """``on_health`` hears of nodes "ejected" and "returned", ``log`` of every decision with what came of it. Routes
         use ``trusted`` wallets alone; empty: all."""
         self._trusted = trusted
+        self.is_blocked: Callable[[Node], bool] = lambda node: False
+        """Whether calls cannot get to a node: asked of whoever dials nodes back."""
         self._fleet = fleet
         self._rng = rng
         self._now = now
@@ -78,7 +80,8 @@ class Planner:
         self.learning = learning
         self._on_health = on_health
         self._log = log
-        self._proposals = Proposals()
+        self._proposals: Kept[tuple[Candidate, ...]] = Kept()
+        self._standing: Kept[list[Node]] = Kept()
         self._doubts = Doubts(fleet, self.health)
         self._policies: dict[str, Policy] = {}
         self._outcomes = 0
@@ -149,7 +152,8 @@ class Planner:
     def _allowed(self, model_key: str | None = None) -> list[Node]:
         """Those that routes may use."""
         nodes = self.nodes(model_key)
-        return [node for node in nodes if node.wallet in self._trusted] if self._trusted else nodes
+        trusted = [node for node in nodes if node.wallet in self._trusted] if self._trusted else nodes
+        return [node for node in trusted if not self.is_blocked(node)]
 
     def _as_now(self, node: Node) -> Node:
         in_flight = self._in_flight.get(node.node_id, 0)
@@ -189,13 +193,13 @@ class Planner:
             for node_id in outcome.route.node_ids:
                 self.reputation.observe(_wallet(node_id), True, outcome.finished_at)
                 if self.health.succeeded(_wallet(node_id)):
-                    self._proposals.forget()
+                    self._forget_kept()
                     self._on_health(node_id, "returned", "a request went through")
         elif outcome.status == "failed" and outcome.failed_node is not None:
             self._failed(outcome.failed_node, outcome)
 
     def _failed(self, node_id: NodeId, outcome: Outcome) -> None:
-        self._proposals.forget()
+        self._forget_kept()
         self.reputation.observe(_wallet(node_id), False, outcome.finished_at)
         ejected_s = self.health.failed(_wallet(node_id), broke_stream=outcome.first_token_at is not None)
         if ejected_s is not None:
@@ -226,11 +230,24 @@ class Planner:
         kept = self._proposals.get(key, self._now()) if not avoid else None
         if kept is not None:
             return kept
-        usable = self._doubts.usable(self._allowed(model_key), avoid)
+        usable = self._usable(model_key, avoid, keep=keep)
         found = tuple(propose(chooser.name, self.memory, usable, ModelKey(model_key), self._outcomes))
         if keep and not avoid:
             self._proposals.keep(key, found, self._now())
         return found
+
+    def _usable(self, model_key: str, avoid: Avoid, *, keep: bool) -> list[Node]:
+        """Nodes that candidates may be made of, with what is in flight on them now. While nodes say nothing new only
+        that changes, unless one is on trial: whether it is taken depends on what it does."""
+        key, now = (model_key, self._fleet.version), self._now()
+        standing = self._standing.get(key, now) if not avoid else None
+        if standing is not None:
+            loads = self._in_flight
+            return [node if node.in_flight == loads.get(node.node_id, 0) else self._as_now(node) for node in standing]
+        usable = self._doubts.usable(self._allowed(model_key), avoid)
+        if keep and not avoid and not self._doubts.tries_one(usable):
+            self._standing.keep(key, usable, now)
+        return usable
 
     def left_out(self, model_key: str, candidates: Sequence[Candidate]) -> list[LeftOut]:
         """Every live node of the model that none of the candidates uses, and why; by node_id."""
@@ -240,6 +257,10 @@ class Planner:
         doubted = [LeftOut(node.node_id, self._doubts.why(node)) for node in nodes if node.node_id not in kept]
         found = [*doubted, *left_out(usable, ModelKey(model_key), candidates)]
         return sorted(found, key=lambda row: row.node_id)
+
+    def _forget_kept(self) -> None:
+        self._proposals.forget()
+        self._standing.forget()
 
     def tick(self) -> None:
         """Forget what nobody measured for a day."""
@@ -253,7 +274,7 @@ class Planner:
         return self._policies[name]
 
     def _on_change(self, change: Change) -> None:
-        self._proposals.forget()
+        self._forget_kept()
         if change.new_process:
             self.health.restarted(change.node.wallet)
         if change.topology:

@@ -45,7 +45,8 @@ class Phase:
     timed: dict[str, list[float]] = field(default_factory=dict)
 
     def speeds(self) -> dict[str, float]:
-        return {signature: statistics.median(found) for signature, found in self.timed.items()}
+        """Means, as what a tracker learns is one."""
+        return {signature: statistics.fmean(found) for signature, found in self.timed.items()}
 
     def best(self) -> set[str]:
         speeds = self.speeds()

@@ -2,8 +2,8 @@
 
 Processes: a tracker, nodes that cost nothing, and this client, which asks at a fixed rate whether or not answers have
 come. ``added_ms`` is the time of a whole answer through the tracker less that of the same question answered by the
-nodes' process directly, ``cpu_ms_per_request`` the tracker's CPU time less what heartbeats take. The figures of choosing
-and enumerating are CPU time of the policies alone.
+nodes' process directly, ``cpu_ms_per_request`` the tracker's CPU time less what heartbeats take. The figures of
+choosing and enumerating are CPU time of the policies alone.
 """
 
 from __future__ import annotations
