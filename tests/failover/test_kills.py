@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 
@@ -29,8 +30,8 @@ STEP_MS = ("--step-ms", "8")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Two nodes for each third of the layers. Whoever breaks one mends it."""
     async with open_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
-        for name in NAMES:
-            await fleet.start_node(name, SHARDS["hmt".index(name[0])], *STEP_MS, wait=False)
+        shards = {name: SHARDS["hmt".index(name[0])] for name in NAMES}
+        await asyncio.gather(*(fleet.start_node(name, shard, *STEP_MS, wait=False) for name, shard in shards.items()))
         await fleet.ready(NAMES)
         yield fleet
 
