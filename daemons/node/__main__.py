@@ -41,11 +41,11 @@ from daemons.node.failpoints import FailingEngine, fail_point_of
 from daemons.node.identity import Holding, Identity
 from daemons.node.joining import Joiner, Work
 from daemons.node.service import Node
-from daemons.node.settings import NodeSettings
+from daemons.node.settings import NodeSettings, is_loopback
 from daemons.node.slowed import SlowedEngine
 from daemons.node.speed import read_speed, save_speed, speed_key
 from daemons.node.trust import Trust
-from daemons.node.uplinks import Means, Uplinks
+from daemons.node.uplinks import Address, Means, Uplinks
 from daemons.node.wallet import WalletKey, open_wallet
 from meshnet.client.files import FilesClient
 from meshnet.client.http import Client, Credentials, open_http
@@ -60,7 +60,7 @@ from meshnet.weights.places import HOME_VARIABLE, state_root, store_root
 from meshnet.weights.store import Store
 from meshnet.wire import access, api
 from meshnet.wire.keyfile import KEY_FILE
-from meshnet.wire.messages import MoveAdvice, NodeStatus
+from meshnet.wire.messages import MoveAdvice, NodeStatus, RegisterResponse
 from meshnet.wire.relay import RelayAddress
 
 log = logging.getLogger("daemons.node")  # As a program, __name__ is no logger of ours.
@@ -299,6 +299,7 @@ async def _running(
             lambda: announcers[0].wake(),
         )
         stack.push_async_callback(uplinks.close)
+        address = Address(url, uplinks, _protocol_of(site), settings.relays())
         advertised = Advertised(
             settings.name,
             url,
@@ -308,6 +309,8 @@ async def _running(
             work.model.shard_bytes(work.shard),
             progress.total,
             settings.rebalance,
+            not is_loopback(urlsplit(url).hostname or ""),
+            settings.payout,
         )
         announcers.append(
             Announcer(
@@ -318,12 +321,11 @@ async def _running(
                 lambda: progress.done,
                 rng,
                 moves.put_nowait,
-                uplinks.url if settings.relays() else None,
-                lambda answer: trust.take_tracker(answer.tracker_wallet),
+                address.now,
+                lambda answer: _on_registered(trust, address, answer),
+                address.on_beat,
             )
         )
-        for relay in settings.relays():
-            uplinks.add(relay, _protocol_of(site))
         stack.push_async_callback(announcers[0].leave)
         run_file = write_run_file(state_root(os.environ) / "run", "node", settings.name, site.url)
         stack.callback(run_file.unlink, missing_ok=True)
@@ -347,6 +349,11 @@ def _relay_session(settings: NodeSettings) -> aiohttp.ClientSession:
     """Dials relays' control ports; a relay's certificate may be our own CA's."""
     tls = ssl.create_default_context(cafile=settings.ca_file) if settings.ca_file else True
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), trust_env=False)
+
+
+def _on_registered(trust: Trust, address: Address, answer: RegisterResponse) -> None:
+    trust.take_tracker(answer.tracker_wallet)
+    address.on_registered(answer)
 
 
 def _protocol_of(site: Site) -> Callable[[], asyncio.BaseProtocol]:

@@ -60,6 +60,9 @@ class Advertised:
     loading_total_bytes: int
     """Of the weights: those to read, and those to fetch first."""
     rebalance: bool = False
+    is_public: bool = False
+    """``url`` is no loopback address: it may be tried while we are behind a relay."""
+    payee: str = ""
 
 
 class Announcer:
@@ -76,10 +79,11 @@ class Announcer:
         on_advice: Callable[[MoveAdvice], None] = lambda advice: None,
         address: Callable[[], str] | None = None,
         on_registered: Callable[[RegisterResponse], None] = lambda answer: None,
+        on_beat: Callable[[HeartbeatResponse], None] = lambda answer: None,
     ) -> None:
         """``on_advice`` hears of the tracker's advice, once each, if this node said that it follows any. ``address``
         gives where we can be reached now, empty while nowhere; without it, it is the advertised url. ``on_registered``
-        hears what the tracker says of itself."""
+        hears what the tracker says of itself, ``on_beat`` what it says of us."""
         self._node = node
         self._tracker = tracker
         self._wallet = wallet
@@ -90,6 +94,7 @@ class Announcer:
         self._address = address or (lambda: advertised.url)
         self._registered_url = ""
         self._on_registered = on_registered
+        self._on_beat = on_beat
         self._advised: MoveAdvice | None = None
         self._speed: EngineSpeed | None = None
         self._accelerators: tuple[Accelerator, ...] = ()
@@ -162,6 +167,7 @@ class Announcer:
             log.info("lease lost reason=%s", error.message)
             self.registered = False
             return
+        self._on_beat(answer)
         if answer.advice is not None and answer.advice != self._advised:
             self._advised = advice = answer.advice
             log.info("tracker advises shard=%d-%d why=%s", advice.shard_start, advice.shard_end, advice.why)
@@ -203,6 +209,8 @@ class Announcer:
             memory_budget_bytes=said.memory_budget_bytes,
             weights_bytes=said.weights_bytes,
             rebalance=said.rebalance,
+            direct_url=said.url if url.startswith("relay://") and said.is_public else "",
+            payee=said.payee,
             hardware=_hardware(replace(said.hardware, ram_available_bytes=host.available_bytes())),
         )
 

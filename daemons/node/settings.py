@@ -18,6 +18,7 @@ MIN_CONTEXT_TOKENS = 128
 """What the benchmark at start needs: a prompt of 64 tokens and some after it."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_WALLET = re.compile(r"[a-z0-9]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -60,6 +61,8 @@ class NodeSettings:
     """PEM of the CA that signed the tracker's certificate, when it is one's own (meshnet ca init)."""
     relay: str = ""
     """Control addresses of relays (ws://host:7090), with commas between: where nobody can dial this node."""
+    payout: str = ""
+    """Wallet that is to be paid for this node's work, one day. Empty: its own."""
     allow_cidrs: str = ""
     """Private networks whose nodes may be dialled although the profile is exposed, with commas between."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -84,6 +87,8 @@ class NodeSettings:
             self.checked_shard()
         self.promise()
         self.relays()
+        if self.payout and _WALLET.fullmatch(self.payout) is None:
+            raise StartError(f"--payout is {self.payout!r}; it is a wallet, 20 letters and digits.")
 
     def relays(self) -> tuple[str, ...]:
         """Raises StartError for what is no relay's address."""

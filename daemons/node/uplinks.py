@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+import logging
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,6 +14,9 @@ from daemons.kit.identity import WalletKey
 from daemons.kit.tasks import Tasks
 from daemons.node.uplink import Uplink
 from meshnet.domain.ids import Wallet
+from meshnet.wire.messages import HeartbeatResponse, RegisterResponse
+
+log = logging.getLogger(__name__)
 
 MAX_RELAYS = 4
 """Two are what one needs: the second takes over when the first dies. More cost a connection each."""
@@ -30,6 +34,40 @@ class Means:
     now: Callable[[], float]
     wall: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+class Address:
+    """Where others reach us: at our own address, or through relays. ``server`` as ``Uplinks.add`` takes it."""
+
+    def __init__(
+        self, direct_url: str, uplinks: Uplinks, server: Callable[[], asyncio.BaseProtocol], relays: Sequence[str]
+    ) -> None:
+        """``relays``: those the owner named; with any, we begin there."""
+        self._direct_url = direct_url
+        self._uplinks = uplinks
+        self._server = server
+        self._relays: tuple[str, ...] = ()
+        self._is_direct = not relays
+        for url in relays:
+            uplinks.add(url, server)
+
+    def now(self) -> str:
+        """Empty while we are reachable nowhere."""
+        return self._direct_url if self._is_direct else self._uplinks.url()
+
+    def on_registered(self, answer: RegisterResponse) -> None:
+        self._relays = answer.relays
+
+    def on_beat(self, answer: HeartbeatResponse) -> None:
+        """The tracker dialled us back: nobody gets through, or somebody does after all."""
+        if answer.unreachable and self._is_direct and (self._relays or len(self._uplinks)):
+            log.warning("nobody can dial us url=%s relays=%s", self._direct_url, ",".join(self._relays))
+            self._is_direct = False
+            for url in self._relays:
+                self._uplinks.add(url, self._server)
+        elif answer.has_direct_way and not self._is_direct:
+            log.info("we can be dialled directly url=%s", self._direct_url)
+            self._is_direct = True
 
 
 class Uplinks:

@@ -66,7 +66,8 @@ class Handlers:
     async def register(self, request: web.Request) -> web.Response:
         claim = decode_json(await _control_body(request), RegisterRequest)
         require_signer(request, claim.wallet)
-        check_url(claim.url, self._tracker.config)
+        for url in filter(None, (claim.url, claim.direct_url)):
+            check_url(url, self._tracker.config)
         lease = self._tracker.fleet.register(claim, self._guard.address_of(request))
         identity = self._tracker.identity
         return json_response(
@@ -86,7 +87,15 @@ class Handlers:
         beat = decode_json(await _control_body(request), HeartbeatRequest)
         lease = self._tracker.fleet.heartbeat(request.match_info["node_id"], beat)
         advice = self._tracker.supply.rebalancing.advice_for(lease.node.node_id)
-        return json_response(HeartbeatResponse(epoch=lease.node.epoch, advice=advice))
+        reach = self._tracker.reach
+        return json_response(
+            HeartbeatResponse(
+                epoch=lease.node.epoch,
+                advice=advice,
+                unreachable=reach is not None and reach.is_unreachable(lease.node),
+                has_direct_way=reach is not None and reach.has_direct_way(lease),
+            )
+        )
 
     async def leave(self, request: web.Request) -> web.Response:
         epoch = _int_query(request, "epoch")

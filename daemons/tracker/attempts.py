@@ -106,11 +106,19 @@ class Attempts:
         self._deadlines = deadlines
         self._now = now
         self._sessions: dict[SessionKey, Session] = {}
+        self._probes = Links(
+            lambda: _as_probe(hello()), lambda link, message: None, lambda link: None, http, now, prover
+        )
         self._links = Links(hello, self._on_message, self._on_closed, http, now, prover)
 
     def __len__(self) -> int:
         """Attempts running now."""
         return len(self._sessions)
+
+    async def dial(self, node_id: NodeId, url: str) -> None:
+        """Whether this node answers at this url, beside the link that calls use. Raises MeshnetError if not."""
+        link = await self._probes.to(node_id, url, self._deadlines.connect_s)
+        await link.shut()
 
     async def run(
         self,
@@ -208,7 +216,13 @@ class Attempts:
                 session.end(Ended("failed", "link_closed", why, session.head))
 
     async def close(self) -> None:
+        await self._probes.close()
         await self._links.close()
+
+
+def _as_probe(hello: Hello) -> Hello:
+    """Under an id of its own: a second link of one peer would replace the first."""
+    return msgspec.structs.replace(hello, peer_id=f"{hello.peer_id}.probe")
 
 
 def _ended_by(failed: Failed, head: NodeId) -> Ended:

@@ -167,6 +167,12 @@ class Fleet:
         self._departed[lease.node.model_key] = replace(lease.node, heard_at=self._now())
         self._tell(Change("left", lease.node, reason))
 
+    def note(self, node_id: str, reason: str) -> None:
+        """Something that routes depend on changed about a node: whoever listens hears of it."""
+        lease = self._leases.get(NodeId(node_id))
+        if lease is not None:
+            self._tell(Change("changed", lease.node, reason, topology=False))
+
     def missed(self, node: Node) -> int:
         """Heartbeats in a row that did not come."""
         late_s = self._now() - node.heard_at - GRACE_S

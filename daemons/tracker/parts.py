@@ -20,6 +20,7 @@ from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Plan, Planner
+from daemons.tracker.reach import LOOK_S, Reach
 from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig, listed
 from daemons.tracker.supply import Means, Supply
@@ -124,6 +125,9 @@ class Tracker:
             self._on_demand,
             seal.route_ticket if seal else None,
         )
+        self.reach = Reach(self.fleet, self.attempts.dial, clock.now) if config.profile != "local" else None
+        if self.reach is not None:
+            self.planner.is_blocked = self.reach.is_blocked
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")
 
@@ -138,6 +142,8 @@ class Tracker:
         """Begin the loops, listening at ``url``: leases end, old statistics are forgotten."""
         self.supply.start(url)
         self._tasks.start(every(self._reap, lambda: REAP_S, "reap"), "reap")
+        if self.reach is not None:
+            self._tasks.start(every(self.reach.tick, lambda: LOOK_S, "reach"), "reach")
         self._tasks.start(every(self._forget, lambda: FORGET_S, "forget"), "forget")
         if self._decisions is not None:
             self._tasks.start(every(self._decisions.flush, lambda: FLUSH_S, "decisions"), "decisions")

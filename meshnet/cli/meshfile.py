@@ -56,6 +56,7 @@ NODE_FLAGS = (
     "profile",
     "relay",
     "ca_file",
+    "payout",
     "allow_cidrs",
     "threads",
     "dtype",

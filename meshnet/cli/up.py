@@ -162,6 +162,7 @@ def node(
     relay: Annotated[
         list[str] | None, typer.Option(help="A relay to be reached through, ws://host:7090 (repeatable).")
     ] = None,
+    payout: Annotated[str | None, typer.Option(help="Wallet to be paid for this node's work, one day.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="Your own CA's certificate: meshnet ca init made it.")] = None,
     allow_cidrs: AllowCidrs = None,
     advertise_url: Annotated[str | None, typer.Option(help="Address that others reach this node at.")] = None,
@@ -192,6 +193,7 @@ def node(
         port=port,
         profile=profile,
         relay=",".join(relay or ()) or None,
+        payout=payout,
         ca_file=ca_file,
         allow_cidrs=allow_cidrs,
         advertise_url=advertise_url,

@@ -95,9 +95,16 @@ def claimed_layer_s(node: Node) -> float:
     return 1.0 / (usable_benchmark(node) * len(node.shard))
 
 
+RELAY_TRIP_S = 0.02
+"""What a relay adds to a hop before anything is measured: one more line between two homes. Raising it keeps relayed
+nodes from being tried where direct ones would do."""
+
+
 def hop_prior_tps(node: Node) -> float:
-    """ADR-0021: ``benchmark / (queue_depth + 1) x reputation``, not scaled by the layers the hop executes."""
-    return usable_benchmark(node) / (usable_load(node) + 1) * usable_reputation(node)
+    """ADR-0021: ``benchmark / (queue_depth + 1) x reputation``, not scaled by the layers the hop executes. A hop behind
+    a relay takes RELAY_TRIP_S more a token."""
+    tps = usable_benchmark(node) / (usable_load(node) + 1) * usable_reputation(node)
+    return tps / (1.0 + tps * RELAY_TRIP_S) if node.is_relayed and tps > 0 else tps
 
 
 def candidate_groups(nodes: Sequence[Node], model_key: ModelKey) -> list[list[Node]]:

@@ -85,6 +85,11 @@ class Node:
         return self.shard.end == self.n_layers - 1
 
     @property
+    def is_relayed(self) -> bool:
+        """Whether it is reached through a relay."""
+        return self.url.startswith("relay://")
+
+    @property
     def load(self) -> int:
         """Queue as routing sees it: what the node said, or what we sent since, whichever is more."""
         return max(self.queue_depth, self.in_flight)

@@ -90,6 +90,10 @@ class RegisterRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     weights_bytes: Bytes = 0
     rebalance: bool = False
     """It moves to other layers on the tracker's advice."""
+    direct_url: Annotated[str, Meta(max_length=512, pattern=r"^((http|https|tls)://[!-~]+)?$")] = ""
+    """Where a relayed node listens: tried now and then, for a shorter way."""
+    payee: Annotated[str, Meta(pattern=r"^([a-z0-9]{8,64})?$")] = ""
+    """Wallet that this node's work is to be paid to; its own when empty. Kept, not used yet."""
     hardware: HardwareMessage = HardwareMessage()
 
 
@@ -141,6 +145,10 @@ class MoveAdvice(Struct, frozen=True, forbid_unknown_fields=True):
 class HeartbeatResponse(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     epoch: Count
     advice: MoveAdvice | None = None
+    unreachable: bool = False
+    """Nobody can dial this node where it says it is: it needs a relay."""
+    has_direct_way: bool = False
+    """A relayed node's ``direct_url`` works."""
 
 
 class NodeMessage(Struct, frozen=True, kw_only=True):
