@@ -41,6 +41,7 @@ def test_houses_behind_relays_answer_and_outlive_a_relay(tmp_path: Path, real_st
         assert len(capture) > 100_000, "the capture saw the mesh at work"
         assert not [word for word in (CANARY, *CANARY.split()[1:5]) if word.encode() in capture and len(word) > 5]
         assert whole[:30].encode() not in capture
+        nothing_is_written_down(place, whole)
 
 
 GET = """
@@ -54,6 +55,19 @@ print(urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=key), c
 def get(place: Town, path: str) -> str:
     """What the tracker answers the operator."""
     return place.run(place.public, "-c", GET, place.url(place.public, "tracker") + path).stdout
+
+
+def nothing_is_written_down(place: Town, answer: str) -> None:
+    """No log and no state file of any daemon has the prompt, the answer or a key."""
+    files = [*place.folder.glob("*.log")]
+    for home in (place.public, *place.houses):
+        files += [path for path in place.home(home).glob("[!m]*/**/*") if path.is_file()]
+    assert len(files) > 12
+    secret = [place.environ[name].rpartition("_")[2] for name in ("MESHNET_API_KEY", "MESHNET_JOIN_TOKEN")]
+    for path in files:
+        content = path.read_bytes()
+        found = [word for word in (CANARY, answer[:30], *secret) if word.encode() in content]
+        assert not found, f"{path} has {found}"
 
 
 def open_public_host(place: Town) -> None:
