@@ -30,6 +30,7 @@ from tui.screens.details import DetailsScreen
 from tui.screens.help import HelpScreen
 from tui.screens.main import MainScreen
 from tui.screens.menu import Choice, MenuScreen
+from tui.screens.palette import Palette
 from tui.settings import Settings
 from tui.source import MeshSource
 from tui.theme import CYCLE, MESHNET
@@ -274,6 +275,10 @@ class ConsoleApp(App[None]):
         switch()
         self._mouse_on = not self._mouse_on
         self.say("mouse on" if self._mouse_on else "mouse off: the terminal selects text again")
+
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_help(self) -> None:
         if self.main is None:

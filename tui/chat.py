@@ -147,7 +147,8 @@ def race_verdict(a: Turn, b: Turn) -> Line:
     text = "  same text" if same else f"  texts part at character {at}"
     if a.tps and b.tps:
         winner, ratio = ("A", a.tps / b.tps) if a.tps >= b.tps else ("B", b.tps / a.tps)
-        return line((text, "good" if same else "warn"), (f"   {winner} is {ratio:.2f} x as fast", "strong"))
+        verdict = "equally fast" if ratio < 1.01 else f"{winner} is {ratio:.2f} x as fast"
+        return line((text, "good" if same else "warn"), (f"   {verdict}", "strong"))
     return line((text, "good" if same else "warn"))
 
 

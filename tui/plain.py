@@ -8,6 +8,7 @@ from collections.abc import Callable
 from meshnet.wire.status import Snapshot
 from tui.draw import numbers
 from tui.draw.ascii import ascii_text
+from tui.draw.spans import visible
 from tui.model import changes
 from tui.poller import Poller
 
@@ -21,7 +22,7 @@ async def follow(poller: Poller, say: Callable[[str], None], wall: Callable[[], 
         stamp = numbers.clock(wall())
         if snapshot is None:
             if not silent:
-                say(f"{stamp} no answer: {poller.link.error}")
+                say(f"{stamp} no answer: {visible(poller.link.error)}")
             silent = True
         else:
             if silent:

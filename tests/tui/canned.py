@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import structs
 
@@ -332,6 +332,7 @@ class CannedSource:
         self.closed_chats = 0
         self.gate: asyncio.Event | None = None
         """Set on a chat that must wait: after the first word, until the event is set."""
+        self.on_word: Callable[[], None] = lambda: None
         self._events = events
 
     async def snapshot(self) -> Snapshot:
@@ -365,6 +366,7 @@ class CannedSource:
             hops, call_id = (A_HEAD, C) if ask.route else (A,), f"call-chat-{len(self.asked)}"
             yield ChatStarted(call_id, mode, signature(hops))
             for i, word in enumerate(self.words):
+                self.on_word()
                 yield ChatText(word)
                 if i == 0 and self.gate is not None:
                     await self.gate.wait()

@@ -31,7 +31,14 @@ class Picture:
     """Questions typed into chat, one after the other."""
 
     def app(self) -> ConsoleApp:
-        return console(self.mesh(), clock=Clock(1000.0), **self.settings)
+        clock = Clock(1000.0)
+        app = console(self.mesh(), clock=clock, **self.settings)
+
+        def word_takes_time() -> None:
+            clock.now += 1 / 31.9
+
+        app.source.on_word = word_takes_time  # type: ignore[attr-defined]
+        return app
 
     async def prepare(self, pilot: Pilot[None]) -> None:
         await settle(pilot)
@@ -41,6 +48,7 @@ class Picture:
         for question in self.ask:
             await pilot.press(*question, "enter")
             await settle(pilot)
+            await poll(pilot)
         if self.freeze:
             await fall_silent(pilot)
 
@@ -49,6 +57,17 @@ async def settle(pilot: Pilot[None]) -> None:
     """Until nothing is left to draw."""
     for _ in range(4):
         await pilot.pause()
+
+
+async def poll(pilot: Pilot[None]) -> None:
+    """One more answer of the tracker."""
+    app = pilot.app
+    assert isinstance(app, ConsoleApp)
+    snapshot = await app.poller.tick()
+    assert snapshot is not None
+    app.history.add(app.clock(), snapshot)
+    app.redraw()
+    await settle(pilot)
 
 
 async def fall_silent(pilot: Pilot[None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from meshnet.domain.errors import NodeFailed, Unreachable
 from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tests.tui.apps import Clock, console
+from tests.tui.hostile import HOSTILE, evil_mesh, hostile_events
 from tests.tui.pictures import fall_silent, settle
 from tui.app import ConsoleApp
 from tui.draw import frame
@@ -283,7 +283,8 @@ async def test_every_key_in_every_view(mesh: object, views: Sequence[str]) -> No
         await settle(pilot)
         for view in views:
             for key in ALL_KEYS:
-                app.action_view(view) if app.screen is app.main else None
+                if app.screen is app.main and app.main and app.main.active_name != view:
+                    app.action_view(view)
                 await app._press_keys([key])
             await settle(pilot)
             while app.screen is not app.main:
@@ -295,10 +296,15 @@ async def test_every_key_in_every_view(mesh: object, views: Sequence[str]) -> No
 SIZES = ((1, 1), (10, 3), (20, 5), (40, 10), (70, 24), (80, 24), (120, 40), (200, 60))
 
 
+def small_crowd() -> Snapshot:
+    """More nodes and routes than any of these sizes shows."""
+    return canned.crowd(70, 90)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "sizes"),
-    [(canned.empty, SIZES[:2]), (canned.mesh, SIZES[2:5]), (canned.crowd, SIZES)],
+    [(canned.empty, SIZES[:2]), (canned.mesh, SIZES[2:5]), (small_crowd, SIZES)],
     ids=["empty", "mesh", "crowd"],
 )
 async def test_every_view_at_every_size(mesh: object, sizes: tuple[tuple[int, int], ...]) -> None:
@@ -494,11 +500,11 @@ async def test_resizing_and_switching_while_it_streams() -> None:
     app = console()
     source = app.source
     assert isinstance(source, canned.CannedSource)
-    source.words = [f"word{i} " for i in range(300)]
+    source.words = [f"word{i} " for i in range(150)]
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         await pilot.press("6", *"hello", "enter")
-        for size in SIZES * 2:
+        for size in (*SIZES, SIZES[0], SIZES[-1]):
             await pilot.resize_terminal(*size)
         await wait_for(lambda: lane(app).turns and lane(app).turns[-1].finish, pilot)
         assert lane(app).turns[-1].answer == "".join(source.words)
@@ -520,46 +526,10 @@ async def test_a_model_that_vanishes_leaves_the_chat_alive() -> None:
 
 # ---- hostile text
 
-HOSTILE = (
-    "[/INST]",
-    "[true, false]",
-    "[b +",
-    "\x1b[2J\x1b]0;x\x07",
-    "❤️🎉👨‍👩‍👧",
-    "漢字かな交じり",
-    "\u202egnp.exe",
-    "a\r\nb\tc",
-)
-
-
-def evil_mesh() -> Snapshot:
-    """Every text that a node or a caller can choose is hostile, each row another one."""
-    snapshot = canned.mesh()
-    assert snapshot.routing is not None
-    model = snapshot.routing.models[0]
-    turn = itertools.cycle(HOSTILE)
-    named = tuple(
-        replace(c, hops=tuple(replace(h, name=next(turn)) for h in c.hops)) if i < 4 else c
-        for i, c in enumerate(model.candidates)
-    )
-    return replace(
-        snapshot,
-        nodes=tuple(replace(node, name=next(turn), health=next(turn)) for node in snapshot.nodes),
-        calls=tuple(
-            replace(c, prompt=next(turn), error_message=next(turn), model_key=next(turn)) for c in snapshot.calls
-        ),
-        models=tuple(replace(m, id=m.id + text) for m, text in zip(snapshot.models * 4, HOSTILE, strict=True)),
-        routing=replace(snapshot.routing, models=(replace(model, candidates=named, model_key=HOSTILE[3]),)),
-    )
-
 
 @pytest.mark.slow
 async def test_hostile_text_is_shown_and_never_obeyed() -> None:
-    turn = itertools.cycle(HOSTILE)
-    events = tuple(
-        replace(event, text=next(turn), node_id=next(turn), kind=next(turn)) for event in canned.mesh_events()
-    )
-    app = console(evil_mesh(), events=events)
+    app = console(evil_mesh(), events=hostile_events())
     table = [f"| {text} |\n" for text in HOSTILE]
     app.source.words = [*HOSTILE, "\n\n| a |\n|---|\n", *table]  # type: ignore[attr-defined]
     async with app.run_test(size=(120, 40), notifications=True) as pilot:

@@ -56,3 +56,12 @@ def test_the_printer_flushes_every_line_and_keeps_to_ascii_where_it_must() -> No
     printer(written.append, lambda: flushed.append(None), only_ascii=True)("é → 漢")
     assert written == ["? > ??\n"]
     assert len(flushed) == 1
+
+
+async def test_an_error_with_control_characters_is_made_visible_in_plain() -> None:
+    source, said = canned.CannedSource(canned.mesh()), []
+    source.failure = Unreachable("gone\x1b[2J")
+    say = printer(lambda text: said.append(text) or len(text), lambda: None, False)
+    assert await follow(Poller(source, Clock(0.0)), say, Clock(canned.NOON), once=True) != 0
+    assert "gone^[[2J" in "".join(said)
+    assert "\x1b" not in "".join(said)

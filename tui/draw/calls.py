@@ -8,7 +8,7 @@ import msgspec
 
 from meshnet.wire.routing import AttemptMessage, CallMessage
 from tui.draw import numbers, sparks
-from tui.draw.spans import Line, Span, Tone, cut, fit, line, ruler, span, visible
+from tui.draw.spans import Line, Span, Tone, cut, fit, line, ruler, span, visible, width_of
 from tui.draw.spec import TableSpec
 from tui.draw.table import Column, Row, Sort
 from tui.model import Shown, call, label_of, node_name
@@ -118,7 +118,7 @@ def count_line(shown: Shown) -> Line:
     parts.append((f"failed {failed}", "bad" if failed else "dim"))
     cost = _scouting_cost(shown)
     if cost is not None:
-        parts.append((f"  scouting costs {numbers.tps(cost)} tok/s of the mean", "dim"))
+        parts.append((f"  scouting: -{numbers.tps(cost)} tok/s", "dim"))
     return tuple(parts)
 
 
@@ -128,7 +128,7 @@ def _scouting_cost(shown: Shown) -> float | None:
     if not exploited or len(routed) == len(exploited):
         return None
     cost = sum(exploited) / len(exploited) - sum(routed) / len(routed)
-    return cost if cost > 0 else None
+    return cost if cost >= 0.05 else None
 
 
 def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
@@ -215,7 +215,7 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
             f"first after {numbers.duration(row.ttft_s)}, ",
             (f"{numbers.tps(row.tps)} tok/s", "strong"),
             f", {numbers.duration(row.duration_s)} in all, ",
-            f"{row.reroutes} re-routes",
+            numbers.count(row.reroutes, "re-route"),
         ),
     ]
     if row.error_message:
@@ -233,7 +233,8 @@ def details(shown: Shown, key: str, width: int) -> list[Line]:
 
 
 def head(shown: Shown, width: int) -> list[Line]:
-    return [cut(count_line(shown), width)]
+    counts = count_line(shown)
+    return [cut(counts if width_of(counts) <= width else counts[:-1], width)]
 
 
 def summary(shown: Shown) -> Line:

@@ -99,7 +99,7 @@ def tab_at(active: str, width: int, problems: Sequence[Problem], x: int) -> str 
 def problem_line(problems: Sequence[Problem], place: int, message: str, width: int) -> Line:
     """What we have to say, or the problem at ``place``."""
     if message:
-        return cut(line((" " + message, "strong")), width)
+        return cut(line(" ", span(message, "strong")), width)
     if not problems:
         return ()
     problem = problems[place % len(problems)]

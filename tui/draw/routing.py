@@ -97,7 +97,8 @@ def head(shown: Shown, width: int) -> list[Line]:
     if routing is None:
         return [line(("learned routing is not served by this tracker", "warn"))]
     epochs = "  ".join(f"{visible(model.model_key)} epoch {model.topology_epoch}" for model in routing.models)
-    return [cut(line(*_config(routing.config), ("  " + epochs, "dim")), width)]
+    config = line(*_config(routing.config))
+    return wrap((*config, *line(("  " + epochs, "dim"))), width, 1)[:2]
 
 
 def _config(config: RoutingConfigMessage) -> list[Span]:
@@ -105,7 +106,7 @@ def _config(config: RoutingConfigMessage) -> list[Span]:
         ("policy ", span(config.policy)[0]),
         ("  explore ", numbers.percent(config.explore_share)),
         ("  alpha ", f"{config.weight_alpha:g}"),
-        ("  half-life ", f"{config.stats_half_life_s:g}s"),
+        ("  half-life ", numbers.coarse(config.stats_half_life_s)),
         ("  min ", f"{config.min_sample_tokens} tok"),
     )
     return [part for word, value in words for part in line((word, "dim"), (value, "strong"))]

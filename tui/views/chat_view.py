@@ -237,6 +237,7 @@ class ChatView(Vertical):
             self.console.action_refresh_now()
             if not self.is_streaming and self.query_one("#lane-a .turns").has_focus:
                 self.take_focus()
+                self.console.redraw()
 
     def action_write(self) -> None:
         self.take_focus()
