@@ -30,6 +30,7 @@ from meshnet.wire.relay import (
     Leaving,
     Prove,
     Refused,
+    SeatMessage,
     Welcome,
     decode,
     encode,
@@ -223,12 +224,6 @@ async def _say(socket: web.WebSocketResponse, message: Struct) -> None:
         log.info("control connection gone before %s", type(message).__name__)
 
 
-def _row(seat: Seat, now: float) -> dict[str, str | int | float]:
-    return {
-        "wallet": seat.wallet,
-        "name": seat.name,
-        "address": seat.address,
-        "since_s": round(now - seat.since, 1),
-        "links": seat.splices,
-        "bytes": seat.bytes_carried,
-    }
+def _row(seat: Seat, now: float) -> SeatMessage:
+    since_s = round(now - seat.since, 1)
+    return SeatMessage(seat.wallet, seat.name, seat.address, since_s, seat.splices, seat.bytes_carried)

@@ -59,6 +59,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         context_length=node.context_length,
         epoch=node.epoch,
         state=node.state,
+        relayed=node.is_relayed,
         live=True,
         suspect=fleet.is_suspect(node),
         heartbeat_age_s=round(now - node.heard_at, 3),

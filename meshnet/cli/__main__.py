@@ -24,6 +24,7 @@ from meshnet.cli.keys import app as keys_app
 from meshnet.cli.logs import logs
 from meshnet.cli.models import app as models_app
 from meshnet.cli.nodes import nodes
+from meshnet.cli.relays import relays
 from meshnet.cli.routes import app as routes_app
 from meshnet.cli.status import status
 from meshnet.cli.terminal import complain, prepare_streams, silence_broken_pipe
@@ -44,6 +45,7 @@ app.command()(status)
 app.command()(chat)
 app.command()(logs)
 app.command()(nodes)
+app.command()(relays)
 app.add_typer(routes_app, name="routes")
 app.command()(coverage)
 app.command()(usage)

@@ -171,6 +171,8 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     suspect: bool
     heartbeat_age_s: float
     joined_age_s: float
+    relayed: bool = False
+    """Reached through a relay."""
     benchmark_tokens_per_sec: float
     benchmark_batch8_tokens_per_sec: float = 0.0
     prefill_tokens_per_sec: float = 0.0

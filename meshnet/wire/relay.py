@@ -119,6 +119,17 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused", tag_field="kind"
     message: Annotated[str, Meta(max_length=512)]
 
 
+class SeatMessage(Struct, frozen=True):
+    """One node at a relay, for its operator."""
+
+    wallet: str
+    name: str
+    address: str
+    since_s: float
+    links: int
+    bytes: int
+
+
 ToNode = Challenge | Welcome | Wanted | Leaving | Refused
 ToCaller = Greeting | Spliced | Refused
 ToSplice = Reach | Take
