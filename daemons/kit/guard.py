@@ -42,7 +42,8 @@ REQUEST_BURST = 100
 """By one address, under the profile exposed: a console, a few chats and eight nodes behind one address are 10 a second;
 the first look of all of them at once is under the burst."""
 _INTERNAL = "x-meshnet-"
-_TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "join", "lease"})
+_TICKET_NEEDS: frozenset[Need] = frozenset({"forward", "files"})
+_TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "files", "join", "lease"})
 """Needs whose callers may set ``X-Meshnet-*`` headers: daemons of the mesh. Everyone else's are dropped."""
 
 
@@ -74,6 +75,8 @@ class Guard:
     """Our own: the name under which relays' callers know us."""
     proxies: tuple[Network, ...] = ()
     """Where those stand whose X-Forwarded-For we believe: proxies that end TLS before us."""
+    opens: Callable[[str], bool] | None = None
+    """Whether a ticket is good for ``forward`` and ``files`` here."""
     body_s: float = BODY_S
     nonces: Nonces = field(default_factory=Nonces)
     rates: Rates[str] = field(default_factory=lambda: Rates(REQUESTS_PER_S, REQUEST_BURST))
@@ -90,6 +93,8 @@ class Guard:
         signed = await self._signer(request) if wanted.signed else None
         key = self._key(request)
         is_allowed = need == "join" and signed is not None and signed.wallet in self.join_allow
+        if need in _TICKET_NEEDS and self.opens is not None:
+            is_allowed = self.opens(request.headers.get(api.TICKET, ""))
         if not is_allowed:
             check_key(wanted, key)
         if request.can_read_body:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import aiohttp
 
 from meshnet.domain.errors import DeadlineExceeded, Unreachable, WeightsError
+from meshnet.domain.ids import Wallet
 from meshnet.wire import api, problem
-from meshnet.wire.relay import dialled_url
+from meshnet.wire.relay import dialled_url, parse_relay_url
 
 PIECE_BYTES = 256 * 1024
 CONNECT_S = 8.0
@@ -25,8 +26,12 @@ MAX_ERROR_BYTES = 64 * 1024
 class PeerFiles:
     """One node that may hold files of a model. ``http`` has a ``MeshConnector``; closing it is its owner's business."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, ticket_for: Callable[[Wallet], str | None] = lambda wallet: None
+    ) -> None:
+        """``ticket_for`` gives what the node wants to see beyond loopback, by the wallet in ``url``."""
         self.url = url.rstrip("/")
+        self._ticket_for = ticket_for
         self._http = http
 
     async def stream(self, model_key: str, name: str, offset: int = 0) -> AsyncGenerator[bytes, None]:
@@ -51,6 +56,8 @@ class PeerFiles:
     async def _asked(self, model_key: str, name: str, offset: int) -> AsyncIterator[aiohttp.ClientResponse]:
         path = api.MODEL_FILE.format(model_key=quote(model_key, safe=""), name=quote(name, safe=""))
         headers = {"Range": f"bytes={offset}-"} if offset else {}
+        if self.url.startswith(("relay://", "tls://")):
+            headers[api.TICKET] = self._ticket_for(parse_relay_url(self.url).wallet) or ""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=READ_S)
         try:
             url = dialled_url(self.url) + path

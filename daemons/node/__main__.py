@@ -249,7 +249,11 @@ async def make_plan(settings: NodeSettings, client: Client, wallet: WalletKey, p
 
     def dial(url: str) -> FileSource:
         """Only the tracker is shown what opens the mesh."""
-        return FilesClient(client, url, credentials) if url == tracker.url else PeerFiles(peers.http, url)
+        return (
+            FilesClient(client, url, credentials)
+            if url == tracker.url
+            else PeerFiles(peers.http, url, peers.trust.ticket_for)
+        )
 
     joiner = Joiner(settings, store, wallet.wallet, tracker, dial, hardware, peers.trust.keep_link)
     return Plan(settings, await joiner.find_work(), folder, wallet, store, tracker, peers)
@@ -267,6 +271,7 @@ def make_guard(plan: Plan) -> Guard:
         time.time,
         names=guarded_names(settings.host, advertised),
         wallet=plan.wallet.wallet,
+        opens=lambda text: plan.peers.trust.opens(text, plan.wallet.wallet),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from meshnet.domain.errors import Forbidden
 from meshnet.domain.ids import Wallet, parse_node_id
-from meshnet.domain.tickets import LINK_TICKET_S, Ask, LinkTicket, RouteTicket, Sender, check_hop
+from meshnet.domain.tickets import LINK_TICKET_S, Ask, LinkTicket, RouteTicket, Sender, check_hop, check_link
 from meshnet.wire.hello import wallet_in
 from meshnet.wire.messages import Generate, Hello, HopMessage, Open
 from meshnet.wire.tickets import open_ticket
@@ -51,6 +51,17 @@ class Trust:
         ]:
             raise Forbidden(f"The hops of {ask.call_id} are not its ticket's.", code="ticket_hop")
         self._keep(ask.ticket, ticket)
+
+    def opens(self, text: str, own: Wallet) -> bool:
+        """Whether a tracker of ours lets somebody come to ``own``."""
+        try:
+            ticket = open_ticket(text, self._trackers)
+            if isinstance(ticket, RouteTicket):
+                return False
+            check_link(ticket, ticket.caller, own, self._wall())
+        except Forbidden:
+            return False
+        return True
 
     def ticket_for(self, wallet: Wallet) -> str | None:
         """The latest ticket by which we may link to this peer, if it is still good."""

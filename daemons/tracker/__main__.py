@@ -135,7 +135,9 @@ async def _serve(
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as http, open_http() as client:
         peers = [TrackerClient(client, url, Credentials(settings.peer_key)) for url in settings.peer]
         store = Store(store_root(os.environ))
-        means = Means(store, lambda url: PeerFiles(http, url), Random(identity.boot), peers, database, saved)
+        means = Means(
+            store, lambda url: PeerFiles(http, url, seal.link_ticket), Random(identity.boot), peers, database, saved
+        )
         decisions = decision_log(root, settings, identity.boot)
         tracker = Tracker(settings, identity, http, clock, rng, means, decisions, seal)
         guard = make_guard(settings, identity, clock, keys)

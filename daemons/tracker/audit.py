@@ -19,10 +19,11 @@ from daemons.tracker.calls import Call
 from daemons.tracker.fleet import Fleet
 from meshnet.domain.audit import PROBE_TOKENS, TOLERANCE, Verdict, judge, probe_rows
 from meshnet.domain.engine import Rows
-from meshnet.domain.ids import NodeId
+from meshnet.domain.ids import NodeId, Wallet
 from meshnet.domain.nodes import Node
 from meshnet.domain.routes import Hop
 from meshnet.wire import api
+from meshnet.wire.relay import dialled_url
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Auditor:
         tell: Tell,
         on_result: Callable[[str], None],
         convict: Callable[[NodeId, str], None],
+        ticket_for: Callable[[Wallet], str] | None = None,
     ) -> None:
         self._fleet = fleet
         self._http = http
@@ -61,6 +63,7 @@ class Auditor:
         self._tell = tell
         self._on_result = on_result
         self._convict = convict
+        self._ticket_for = ticket_for
         self._tasks = Tasks("audit")
 
     def __len__(self) -> int:
@@ -110,10 +113,12 @@ class Auditor:
             and node.shard.holds(hop.start_layer, hop.end_layer)
         ]
         self._rng.shuffle(others)
-        return [node for node in (mine, *others) if node.url.startswith("http://")]
+        return [mine, *others]
 
     async def _forward(self, node: Node, hop: Hop) -> Rows | None:
         headers = {api.START_LAYER: str(hop.start_layer), api.END_LAYER: str(hop.end_layer)}
+        if self._ticket_for is not None:
+            headers[api.TICKET] = self._ticket_for(node.wallet)
         body: dict[str, Any] = {"json": list(PROBE_TOKENS)}
         if hop.start_layer > 0:
             rows = probe_rows(node.hidden_size, node.dtype)
@@ -122,7 +127,7 @@ class Auditor:
             body = {"data": bytes(rows.data)}
         try:
             async with asyncio.timeout(FORWARD_S):
-                async with self._http.post(node.url + api.FORWARD, headers=headers, **body) as answer:
+                async with self._http.post(dialled_url(node.url) + api.FORWARD, headers=headers, **body) as answer:
                     if answer.status != 200 or (answer.content_length or MAX_ANSWER_BYTES + 1) > MAX_ANSWER_BYTES:
                         return None
                     return _rows_of(answer.headers, await answer.read())

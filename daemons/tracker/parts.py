@@ -108,7 +108,14 @@ class Tracker:
         self.supply.attach(self.wall, self.events, config.max_calls_kept)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
         self.auditor = Auditor(
-            self.fleet, http, rng, config.audit_share, self._tell, self.metrics.audited, self.planner.convict
+            self.fleet,
+            http,
+            rng,
+            config.audit_share,
+            self._tell,
+            self.metrics.audited,
+            self.planner.convict,
+            seal.link_ticket if seal else None,
         )
         self.attempts = Attempts(identity.hello, http, config.deadlines(), clock.now, seal.prover if seal else None)
         self.chat = ChatService(
@@ -132,10 +139,10 @@ class Tracker:
         self._tasks = Tasks("tracker")
 
     def link_tickets(self, urls: Iterable[str], caller: str) -> dict[str, str]:
-        """Leave for ``caller`` to reach those of these nodes that are behind a relay, by wallet."""
+        """Leave for ``caller`` to come to those of these nodes whose address names their wallet, by wallet."""
         if self._seal is None:
             return {}
-        wallets = [parse_relay_url(url).wallet for url in urls if url.startswith("relay://")]
+        wallets = [parse_relay_url(url).wallet for url in urls if url.startswith(("relay://", "tls://"))]
         return {wallet: self._seal.link_ticket(wallet, Wallet(caller)) for wallet in wallets}
 
     def start(self, url: str) -> None:

@@ -19,9 +19,10 @@ from meshnet.domain.errors import Conflict, Forbidden, InvalidRequest, NotFound,
 Scope = Literal["chat", "read", "admin", "join"]
 Profile = Literal["local", "lan", "exposed"]
 """local: loopback, no keys. lan: join token and API keys. exposed: the same, TLS, a join allow-list, rate limits."""
-Need = Literal["public", "models", "chat", "read", "admin", "join", "lease", "link", "forward", "peer"]
+Need = Literal["public", "models", "chat", "read", "admin", "join", "lease", "link", "forward", "files", "peer"]
 """What a route asks of its caller. models: what any OpenAI client must see. join: a signed registration. lease: a
-signed request of the node that holds the lease. link: a data link, where tickets decide. peer: another tracker."""
+signed request of the node that holds the lease. link: a data link, where tickets decide. forward, files: a node's
+layers and weights, for a key or a tracker's ticket. peer: another tracker."""
 
 SECRET_BYTES = 32
 """256 bits: cannot be guessed, and lets a plain hash be enough."""
@@ -38,6 +39,7 @@ _SCOPES: dict[Need, frozenset[Scope]] = {
     "admin": frozenset({"admin"}),
     "join": frozenset({"join", "admin"}),
     "forward": frozenset({"admin"}),
+    "files": frozenset({"join", "admin"}),
     "peer": frozenset({"admin"}),
 }
 """Any one of these suffices. A need that is not here asks for no key: a signature or a ticket proves the caller."""

@@ -36,7 +36,7 @@ NODE: Final[dict[tuple[str, str], Need]] = {
     ("GET", api.LINK): "link",
     ("POST", api.FORWARD): "forward",
     ("GET", api.STATUS): "read",
-    ("GET", api.MODEL_FILE): "link",
+    ("GET", api.MODEL_FILE): "files",
     ("GET", api.HEALTH): "public",
     ("GET", api.HEALTH_ALIAS): "public",
     ("GET", api.METRICS): "read",

@@ -44,6 +44,8 @@ ROUTE = "X-Meshnet-Route"
 """The route's signature."""
 MODE = "X-Meshnet-Mode"
 ATTEMPT = "X-Meshnet-Attempt"
+TICKET = "X-Meshnet-Ticket"
+"""A tracker's link ticket, shown to a node instead of a key: for audits and for fetching its files."""
 
 MAX_CONTROL_BODY_BYTES = 256 * 1024
 """Register, heartbeat, assignments: a hardware profile is under 4 KiB; 256 KiB leaves room for gossip to come."""

@@ -160,6 +160,7 @@ ENOUGH: dict[str, set[str]] = {
     "chat": {"chat", "admin"},
     "read": {"read", "admin"},
     "forward": {"admin"},
+    "files": {"join", "admin"},
     "peer": {"admin"},
     "admin": {"admin"},
     "join": set(),  # A key alone never registers: the wallet must sign.
@@ -231,6 +232,16 @@ async def test_a_relay_beyond_loopback_shows_its_figures_to_keys_alone(host: str
                 assert response.status == 403
     finally:
         await relay.stop()
+
+
+async def test_a_trackers_ticket_opens_a_nodes_layers_and_files_and_nothing_else() -> None:
+    async with guarded("lan", "node", opens=lambda text: text == "good") as server:
+        kind = {"Content-Type": "application/octet-stream"}
+        for method, path in access.NODE:
+            want = 200 if access.NODE[method, path] in ("forward", "files", "public", "link") else 401
+            assert (await server.ask(method, path, {**kind, "X-Meshnet-Ticket": "good"}))[0] == want, path
+            if access.NODE[method, path] in ("forward", "files"):
+                assert (await server.ask(method, path, {**kind, "X-Meshnet-Ticket": "bad"}))[0] == 401
 
 
 # What costs others: too many requests, bodies that never come.
