@@ -277,7 +277,7 @@ class ConsoleApp(App[None]):
         self.say("mouse on" if self._mouse_on else "mouse off: the terminal selects text again")
 
     def action_command_palette(self) -> None:
-        if not CommandPalette.is_open(self):
+        if not isinstance(self.screen, CommandPalette):
             self.push_screen(Palette(id="--command-palette"))
 
     def action_help(self) -> None:

@@ -18,6 +18,7 @@ from tests.tui import canned
 from tests.tui.apps import Clock, console
 from tests.tui.hostile import HOSTILE, evil_mesh, hostile_events
 from tests.tui.pictures import fall_silent, settle
+from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 from tui.draw import frame
 from tui.screens.details import DetailsScreen
@@ -35,14 +36,6 @@ def table_view(app: ConsoleApp) -> TableView:
     view = app.main.active
     assert isinstance(view, TableView)
     return view
-
-
-def text_of(app: ConsoleApp) -> str:
-    """Everything on the screen, as text."""
-    assert app.screen is not None
-    return "\n".join(
-        "".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips(app.screen.size)
-    )
 
 
 async def feed(pilot: Pilot[None], snapshot: object) -> None:

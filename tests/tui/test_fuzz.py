@@ -12,6 +12,7 @@ from tests.tui import canned
 from tests.tui.apps import console
 from tests.tui.hostile import evil_mesh, hostile_events
 from tests.tui.pictures import settle
+from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 
 KEYS = (
@@ -47,9 +48,7 @@ async def torture(app: ConsoleApp, dice: random.Random, rounds: int) -> None:
                     app.history.add(app.clock(), snapshot)
                 app.redraw()
                 await pilot.pause()
-            strips = app.screen._compositor.render_strips(app.screen.size)
-            text = "".join(segment.text for strip in strips for segment in strip)
-            assert not set("\x1b\x07\r\u202e") & set(text)
+            assert not set("\x1b\x07\r\u202e") & set(text_of(app))
             assert app.is_running
 
 

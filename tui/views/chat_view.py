@@ -72,7 +72,7 @@ class ChatView(Vertical):
     def key_words(self) -> list[tuple[str, str]]:
         if self.is_streaming:
             return [("esc", "stop")]
-        if self.query_one("#prompt").has_focus:
+        if self.is_writing:
             return [("enter", "send"), ("esc", "keys")]
         return [
             ("i", "write"),
@@ -93,6 +93,11 @@ class ChatView(Vertical):
     @property
     def is_streaming(self) -> bool:
         return any(lane.is_streaming for lane in self.lanes)
+
+    @property
+    def is_writing(self) -> bool:
+        """Keys are text: the entry has the focus (its own ``has_focus`` follows a message later)."""
+        return self.screen.focused is self.query_one("#prompt")
 
     def take_focus(self) -> None:
         self.screen.set_focus(self.query_one("#prompt"))
@@ -246,7 +251,7 @@ class ChatView(Vertical):
         if self.is_streaming:
             self.workers.cancel_group(self, "chat")
             self.console.say("stopped")
-        elif self.query_one("#prompt").has_focus:
+        elif self.is_writing:
             self.screen.set_focus(self.query_one(".turns"))
             self.console.say("keys are free: i writes, 1-7 change the view")
 
