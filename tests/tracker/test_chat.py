@@ -209,7 +209,9 @@ async def test_late_error_of_a_stream_is_an_event_without_done() -> None:
 async def test_body_errors_are_json_whatever_comes(running: Running) -> None:
     async with open_http() as http:
         for content, status in ((b"", 400), (b"{", 400), (b"[]", 400), (b"\xff", 400), (b"x" * (5 << 20), 413)):
-            response = await http.post(running.url + api.CHAT, content=content, headers={"Content-Type": "application/json"})
+            response = await http.post(
+                running.url + api.CHAT, content=content, headers={"Content-Type": "application/json"}
+            )
             assert response.status_code == status
             assert set(response.json()["error"]) == {"message", "type", "code", "param"}
         got = await http.get(running.url + api.CHAT)
