@@ -150,6 +150,7 @@ async def run_hop(mesh: BenchMesh, client: TrackerClient, args: argparse.Namespa
         "best_share_of_last_30": round(before.best_share(30), 3),
         "after_swap_best": sorted(map(trial.short, after.best())),
         "after_swap_timed_tps": {trial.short(s): round(tps, 2) for s, tps in after.speeds().items()},
+        "after_swap_taken": [trial.short(signature) for signature in after.taken],
         "after_swap_best_share_of_30": round(after.best_share(args.chats // 2), 3),
     }
 
