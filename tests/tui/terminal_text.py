@@ -15,9 +15,11 @@ FRAME_END = b"\x1b[?2026l"
 
 
 class Watched:
-    """The screen of a terminal, kept up to date; resizing begins a new one."""
+    """The screen of a terminal, kept up to date; resizing begins a new one. ``whole_updates`` False: what runs in it
+    marks no updates (tmux does not)."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, whole_updates: bool = True) -> None:
+        self._whole_updates = whole_updates
         self._terminal = terminal
         self._screen = pyte.Screen(terminal.columns, terminal.lines)
         self._stream = pyte.ByteStream(self._screen)
@@ -25,7 +27,8 @@ class Watched:
 
     def text(self) -> str:
         """The lines of the last whole update."""
-        end = self._terminal.written.rfind(FRAME_END) + len(FRAME_END)
+        written = self._terminal.written
+        end = written.rfind(FRAME_END) + len(FRAME_END) if self._whole_updates else len(written)
         if end > self._seen:
             self._stream.feed(UNKNOWN.sub(b"", bytes(self._terminal.written[self._seen : end])))
             self._seen = end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,13 +15,10 @@ import pytest
 
 from meshnet.bench._canned_tracker import CannedTracker
 from meshnet.bench._terminal import Terminal
+from tests.tui.debian import need
 from tests.tui.terminal_text import screen_of
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SSHD or not shutil.which("ssh"), reason="needs OpenSSH's sshd and ssh"),
-]
+pytestmark = pytest.mark.slow
 PATIENCE_S = 40
 
 
@@ -48,6 +44,7 @@ def tracker() -> Iterator[CannedTracker]:
 
 @pytest.fixture(scope="module")
 def server(tracker: CannedTracker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    sshd, _ = need("sshd", "openssh-server"), need("ssh", "openssh-client")
     folder = tmp_path_factory.mktemp("sshd")
     for name in ("host", "key", "forced"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -67,7 +64,7 @@ def server(tracker: CannedTracker, tmp_path_factory: pytest.TempPathFactory) -> 
         "PrintMotd no\nPrintLastLog no\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 10
         while time.monotonic() < until and not answers(port):
@@ -98,8 +95,16 @@ def test_over_ssh_the_console_draws_and_leaves_clean(server: Server, tracker: Ca
         assert "policy adr" in text
         assert text.isascii() == (locale == "C")
         assert b"38;2;" not in terminal.written, "the terminal's own colours over SSH"
-        terminal.send("3")
-        assert terminal.read_until(b"BENCH", 10)
+        for key, word in ((b"2", b"TTFT"), (b"3", b"BENCH"), (b"4", b"HELD"), (b"5", b"RPM/H"), (b"7", b"EVENT")):
+            seen = len(terminal.written)
+            terminal.send(key.decode())
+            assert terminal.read_until(word, 10), word
+            assert len(terminal.written) > seen
+        terminal.send("6")
+        assert terminal.read_until(b"max_tokens", 10)
+        terminal.send("\x1b")
+        assert terminal.read_until(b"keys are free", 10)
+        assert screen_of(terminal).isascii() or locale != "C"
         terminal.send("q")
         assert terminal.wait(20) == 0
         assert b"\x1b[?1049l" in terminal.written

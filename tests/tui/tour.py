@@ -1,4 +1,4 @@
-"""A tour of the console on a real mesh, over a pseudo-terminal: ``python -m tests.tui.tour HOME OUT``.
+"""A tour of the console on a real mesh, inside tmux: ``python -m tests.tui.tour HOME OUT``.
 
 HOME is the home of a running mesh (``MESHNET_HOME=HOME meshnet up``) whose tracker this may kill and start again. Each
 step asserts what an operator must see and writes the screen as text to OUT.
@@ -31,8 +31,11 @@ class Tour:
         self.run = json.loads((home / "run" / "tracker.json").read_text())
         environ = {"MESHNET_HOME": str(home), "TERM": "xterm-256color", "PATH": os.environ["PATH"]}
         environ["LANG"] = os.environ.get("TOUR_LANG", "C.UTF-8")
-        self.terminal = Terminal([sys.executable, "-m", "tui"], environ, 120, 40)
-        self.screen = Watched(self.terminal)
+        tmux = ["tmux", "-S", str(out / "tmux.socket"), "-f", "/dev/null", "new-session", "-x", "120", "-y", "40"]
+        # No bar of tmux's own: the console has the whole screen.
+        console = f"tmux set status off; exec {sys.executable} -m tui"
+        self.terminal = Terminal([*tmux, console], environ, 120, 40)
+        self.screen = Watched(self.terminal, whole_updates=False)
 
     def see(self, words: str, seconds: float = PATIENCE_S) -> float:
         """Wait until the screen shows ``words``; returns how long that took."""
