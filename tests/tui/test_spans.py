@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tui.draw.ascii import ascii_text, speaks_utf8
-from tui.draw.spans import cut, fit, line, plain, ruler, spread, visible, width_of, wrap
+from tui.draw.spans import cut, fit, line, plain, ruler, span, spread, visible, width_of, wrap
 
 HOSTILE = (
     "[/INST]",
@@ -52,7 +52,7 @@ def test_visible_never_lets_a_control_through(text: str) -> None:
 
 @given(st.lists(st.text(max_size=12), max_size=5), st.integers(0, 40))
 def test_fit_is_exactly_as_wide_as_asked(texts: list[str], width: int) -> None:
-    parts = line(*[(visible(text), "") for text in texts])
+    parts = line(*[span(text) for text in texts])
     assert width_of(fit(parts, width)) == width
     assert width_of(cut(parts, width)) <= width
 

@@ -72,6 +72,8 @@ class Tour:
 def walk(tour: Tour) -> None:
     tour.see("policy")
     tour.press("6")
+    tour.terminal.send(":set temperature=0 seed=7 max_tokens=48\r")  # A small model at ease never ends.
+    tour.see("max_tokens 48")
     for country in ("France", "Italy", "Spain", "Germany", "Japan", "Egypt"):
         tour.terminal.send(f"What is the capital of {country}?\r")
         tour.see("streaming", 20)
@@ -106,6 +108,7 @@ def walk(tour: Tour) -> None:
 def stop_a_stream(tour: Tour) -> None:
     """Esc on a long answer: within a second no node holds a session of it."""
     tour.press("\x1b", "b", "N", "i")
+    tour.terminal.send(":max_tokens auto\r")
     tour.terminal.send("Write a very long story about a lighthouse keeper and the sea.\r")
     until(lambda: tour.sessions() > 0, tour, 30)
     tour.terminal.read_for(3)
