@@ -26,6 +26,11 @@ PRIOR_VARIANCE = 0.5
 """Of ln(true / claimed) before anything is measured, and the most that idling adds up to: a factor of two."""
 SURPRISE_SIGMAS = 3.0
 """A sample further off than this says that the node changed: the belief opens up and follows at once."""
+DRIFT_KEPT = 0.7
+"""Of the running sum of surprises, from sample to sample. Higher finds smaller changes, and later."""
+DRIFT_SIGMAS = SURPRISE_SIGMAS / math.sqrt(1.0 - DRIFT_KEPT**2)
+"""That sum, in sigmas of one sample, beyond which a node changed by too little for one sample to tell: its own standard
+deviation is ``1 / sqrt(1 - kept^2)`` while nothing changes."""
 LOAD_FACTOR = 1.0
 """Slowdown per session already on a node, before it is measured: ADR-0013's queue_depth + 1."""
 LOAD_FACTOR_MASS = 20.0
@@ -40,6 +45,8 @@ class _Belief:
     variance: float
     stamp: float
     samples: int = 0
+    drift: float = 0.0
+    """Fading sum of surprises, each in sigmas."""
 
 
 _NodeView = tuple[float, float, float]
@@ -181,7 +188,10 @@ class HopStatsStore:
         """One scalar Kalman step: the sample is ``share`` of this belief plus ``others`` (variance of the rest)."""
         variance = self._variance(belief, now)
         expected = share * share * variance + others + noise
-        if surprise * surprise > SURPRISE_SIGMAS**2 * expected:
+        sigmas = surprise / math.sqrt(expected)
+        belief.drift = DRIFT_KEPT * belief.drift + sigmas
+        if abs(sigmas) > SURPRISE_SIGMAS or abs(belief.drift) > DRIFT_SIGMAS:
+            belief.drift = 0.0
             variance += surprise * surprise
             expected = share * share * variance + others + noise
         gain = share * variance / expected

@@ -166,3 +166,24 @@ def test_nodes_without_news_for_a_day_are_forgotten():
     assert len(store) == 1
     store.prune(86_401.0)
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_change_that_no_single_sample_shows_is_followed_within_five_samples(factor):
+    store, noise = HopStatsStore(HALF_LIFE_S), Random(5)
+    for number in range(60):
+        store.observe(outcome(candidate("a"), {"a": 0.01 * noise.uniform(0.9, 1.1)}, 3.0 * number, steps=11))
+    before = store.layer_s("a", 1.0)
+    for number in range(5):
+        changed = 0.01 * factor * noise.uniform(0.9, 1.1)
+        store.observe(outcome(candidate("a"), {"a": changed}, 200.0 + 3.0 * number, steps=11))
+    assert before == pytest.approx(0.01, rel=0.1)
+    assert store.layer_s("a", 1.0) == pytest.approx(0.01 * factor, rel=0.2)
+
+
+def test_noise_alone_moves_a_settled_belief_little():
+    store, noise = HopStatsStore(HALF_LIFE_S), Random(6)
+    for number in range(400):
+        store.observe(outcome(candidate("a"), {"a": 0.01 * noise.lognormvariate(0.0, 0.2)}, 3.0 * number))
+        if number > 50:
+            assert store.layer_s("a", 1.0) == pytest.approx(0.01, rel=0.25)
