@@ -33,7 +33,7 @@ class Tour:
         environ["LANG"] = os.environ.get("TOUR_LANG", "C.UTF-8")
         tmux = ["tmux", "-S", str(out / "tmux.socket"), "-f", "/dev/null", "new-session", "-x", "120", "-y", "40"]
         # No bar of tmux's own: the console has the whole screen.
-        console = f"tmux set status off; exec {sys.executable} -m tui"
+        console = f"tmux set status off; tmux set -s escape-time 10; exec {sys.executable} -m tui"
         self.terminal = Terminal([*tmux, console], environ, 120, 40)
         self.screen = Watched(self.terminal, whole_updates=False)
 
