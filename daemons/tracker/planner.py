@@ -85,6 +85,7 @@ class Planner:
         self._doubts = Doubts(fleet, self.health)
         self._policies: dict[str, Policy] = {}
         self._outcomes = 0
+        self._boots: dict[NodeId, str] = {}
         self._in_flight: Counter[NodeId] = Counter()
         self._policy(None)
         fleet.listen(self._on_change)
@@ -266,6 +267,7 @@ class Planner:
         """Forget what nobody measured for a day."""
         self.memory.prune(self._now())
         self.reputation.forget(self._now())
+        self._boots = {node_id: boot for node_id, boot in self._boots.items() if self._fleet.get(node_id) is not None}
 
     def _policy(self, name: str | None) -> Policy:
         name = name or self.config.policy
@@ -273,8 +275,18 @@ class Planner:
             self._policies[name] = make_policy(name, self.config, self.memory)
         return self._policies[name]
 
+    def _note_boot(self, node_id: NodeId) -> None:
+        """What was learned of a node's speed was its last process's; a lease that only lapsed changes nothing."""
+        lease = self._fleet.get(node_id)
+        if lease is None:
+            return
+        if self._boots.get(node_id, lease.claim.boot) != lease.claim.boot:
+            self.memory.hops.forget(node_id)
+        self._boots[node_id] = lease.claim.boot
+
     def _on_change(self, change: Change) -> None:
         self._forget_kept()
+        self._note_boot(change.node.node_id)
         if change.new_process:
             self.health.restarted(change.node.wallet)
         if change.topology:

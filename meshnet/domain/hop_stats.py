@@ -119,6 +119,11 @@ class HopStatsStore:
                 claimed = (token_s / outcome.route.n_layers,) * len(hops)
             self._attribute(hops, loads, claimed, token_s, outcome.completion_tokens, now)
 
+    def forget(self, node_id: str) -> None:
+        """Another process has this id, set otherwise perhaps: it is what it claims until it is measured."""
+        self._beliefs.pop(node_id, None)
+        self._links.pop(node_id, None)
+
     def prune(self, now: float) -> None:
         """Forget nodes unmeasured for PRUNE_AFTER_S."""
         for node_id in [n for n, belief in self._beliefs.items() if now - belief.stamp > PRUNE_AFTER_S]:

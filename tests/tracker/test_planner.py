@@ -224,6 +224,22 @@ def test_pinned_and_greedy_plans_know_their_loads_and_claims_too(mesh: Mesh) -> 
     assert greedy.planner.plan(MODEL).chosen.layer_s == pytest.approx((1 / 90,))
 
 
+def test_learned_speed_ends_with_the_process_that_had_it_and_not_with_a_lapsed_lease() -> None:
+    mesh = Mesh()
+    node_id = node_id_of(1, 0, 29)
+    mesh.fleet.register(claim(1, 0, 29))
+    for _ in range(3):
+        mesh.finish(mesh.planner.plan(MODEL), 2.0)
+    learned = mesh.planner.memory.hops.layer_s(node_id, 1 / 300)
+    assert learned > 2 / 300
+    mesh.fleet.leave(node_id)
+    mesh.fleet.register(claim(1, 0, 29))
+    assert mesh.planner.memory.hops.layer_s(node_id, 1 / 300) == learned
+    mesh.fleet.leave(node_id)
+    mesh.fleet.register(claim(1, 0, 29, boot="another-boot"))
+    assert mesh.planner.memory.hops.layer_s(node_id, 1 / 300) == 1 / 300
+
+
 def test_left_out_nodes_hear_why(mesh: Mesh) -> None:
     mesh.fleet.register(claim(4, 3, 9))
     mesh.fleet.register(claim(5, 0, 14, state="loading"))
