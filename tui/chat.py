@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshnet.domain.chat import ChatMessage
-from meshnet.wire.routing import AttemptMessage, ExplainResponse
+from meshnet.wire.routing import CallMessage, ExplainResponse
 from tui.draw import numbers
 from tui.draw.spans import Line, line, span, visible
 from tui.model import Shown, label_of
@@ -125,13 +125,17 @@ def counterfactual(shown: Shown, turn: Turn, auto: ExplainResponse | None, measu
     return line((text + ", ", "dim"), (verdict, "warn" if cost > 0.1 else "dim"))
 
 
-def between_hops(turn: Turn, attempt: AttemptMessage) -> Line:
-    """The part of a token's time that no hop accounts for: the wire, and waiting for the tracker and for us."""
-    spent = [(hop.computing_us or 0) + (hop.queued_us or 0) for hop in attempt.hops if hop.computing_us is not None]
-    if not turn.tps or len(spent) != len(attempt.hops):
+def between_hops(call: CallMessage) -> Line:
+    """The part of a token's time that no hop accounts for, from the call's record: the wire, and waiting."""
+    hops = call.attempts[-1].hops if call.attempts else ()
+    spent = [(hop.computing_us or 0) + (hop.queued_us or 0) for hop in hops if hop.computing_us is not None]
+    steps = call.completion_tokens - 1
+    if call.duration_s is None or call.ttft_s is None or steps < 1 or not hops or len(spent) != len(hops):
         return ()
-    token_ms, hops_ms = 1000 / turn.tps, sum(spent) / 1000
-    text = f"  {token_ms:.1f} ms a token, {hops_ms:.1f} in the hops, {max(0.0, token_ms - hops_ms):.1f} between them"
+    token_ms, hops_ms = (call.duration_s - call.ttft_s) / steps * 1000, sum(spent) / 1000
+    if token_ms < hops_ms:
+        return ()  # A re-route or a very short answer: the two means are not of the same tokens.
+    text = f"  {token_ms:.1f} ms a token, {hops_ms:.1f} in the hops, {token_ms - hops_ms:.1f} between them"
     return line((text, "dim"))
 
 

@@ -103,11 +103,18 @@ class TableView(Vertical):
         self._arranged = arrange(rows, sort, self.words, table.rows, hold and bool(table.rows))
         empty = line(("no row matches the filter", "warn")) if self.words and rows else spec.empty(shown)
         table.put(self._arranged.rows, sort, follow=self.following and not hold, empty=empty)
-        head = spec.head(shown, self.size.width)
-        self.query_one(".head").display = bool(head)
-        self.query_one(".head", Lines).put(head)
+        self._draw_head(shown)
         self._draw_pane()
         self._draw_summary()
+
+    def _draw_head(self, shown: Shown) -> None:
+        """As wide as the table: a pane may stand beside it."""
+        block = self.query_one(".head", Lines)
+        head = self.spec.head(shown, self.query_one(".main").size.width or self.size.width)
+        block.display = bool(head)
+        if head and len(head) != len(block.lines):
+            block.styles.height = len(head)
+        block.put(head)
 
     def _draw_pane(self) -> None:
         pane = self.query_one(".pane", Lines)

@@ -115,7 +115,7 @@ class Lane(Vertical):
         said += wrap(self._instead(shown, turn, found.tps if found else None), width, 2)
         if found and found.attempts:
             said += draw_calls.hop_lines(shown, found.attempts[-1], width)
-            said += [between_hops(turn, found.attempts[-1])]
+            said += [between_hops(found)]
         return [cut(parts, width) for parts in said if parts]
 
     def _instead(self, shown: Shown, turn: Turn, measured: float | None) -> Line:
