@@ -167,3 +167,10 @@ def test_broad_excepts_stand_only_where_failures_are_reported() -> None:
 def test_no_file_is_an_attic() -> None:
     names = {"utils", "util", "helpers", "common", "base", "manager", "misc"}
     assert not [p for p in source_files() if p.stem in names]
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Folders of tests without an __init__ share one space of module names: the second of two would not be collected."""
+    loose = [p for p in (ROOT / "tests").rglob("*.py") if not (p.parent / "__init__.py").exists()]
+    names = [p.name for p in loose if p.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
