@@ -175,3 +175,12 @@ def test_exit_codes_of_errors() -> None:
 def test_started_at_of_nobody_is_none() -> None:
     assert started_at(os.getpid()) is not None
     assert started_at(2**22 + 1) is None
+
+
+@pytest.mark.parametrize("home", ["file", "/proc/x"])
+def test_home_that_cannot_be_used_is_one_line(machine: Machine, home: str) -> None:
+    (machine.root / "file").touch()
+    up = machine.run("up", MESHNET_HOME=str(machine.root / home))
+    assert up.returncode == 1
+    assert up.stderr.startswith("error: Cannot keep state in ") and up.stderr.count("\n") == 1
+    assert "MESHNET_HOME" in up.stderr
