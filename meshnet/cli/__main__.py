@@ -27,7 +27,7 @@ from meshnet.cli.nodes import nodes
 from meshnet.cli.relays import relays
 from meshnet.cli.routes import app as routes_app
 from meshnet.cli.status import status
-from meshnet.cli.terminal import complain, prepare_streams, silence_broken_pipe
+from meshnet.cli.terminal import check_text, complain, prepare_streams, silence_broken_pipe
 from meshnet.cli.up import app as up_app
 from meshnet.cli.usage import usage
 from meshnet.domain.errors import MeshnetError
@@ -95,20 +95,30 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # Whoever read has seen enough (| head): nothing failed.
         silence_broken_pipe()
-        return exits.FAILED
+        return exits.OK
     return code
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
+        for word in sys.argv[1:] if arguments is None else arguments:
+            check_text(word)
         app(args=arguments, prog_name="meshnet")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
         return end.code if isinstance(end.code, int) else exits.FAILED if end.code else exits.OK
     except MeshnetError as error:
         complain(error.message)
         return exits.exit_code_of(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}.")
+        return exits.FAILED
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     return exits.OK

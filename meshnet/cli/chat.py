@@ -15,9 +15,9 @@ from meshnet.cli import exits
 from meshnet.cli.connect import find_tracker, open_client
 from meshnet.cli.conversation import Conversation, summary
 from meshnet.cli.question import Answer, Wishes, ask, choose_model, with_node_ids
-from meshnet.cli.terminal import complain, dim, error_console, visible_text
+from meshnet.cli.terminal import check_text, complain, dim, error_console, visible_text
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.errors import MeshnetError
+from meshnet.domain.errors import NOT_UTF8, InvalidRequest, MeshnetError
 
 DEFAULT_TEMPERATURE = 0.3
 """The dialect's own default of 1.0 lets small models ramble; much lower, and large ones repeat themselves."""
@@ -62,7 +62,12 @@ def chat(
 
 
 def _piped() -> str:
-    return sys.stdin.read() if sys.stdin is not None else ""
+    if sys.stdin is None:
+        return ""
+    try:
+        return check_text(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"Standard input is not {error.encoding} text: {error.reason}.", code=NOT_UTF8) from None
 
 
 async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:

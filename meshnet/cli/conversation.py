@@ -14,12 +14,14 @@ from meshnet.cli.connect import open_client
 from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, resolve_route, short_route
 from meshnet.cli.terminal import complain, console, dim, visible, visible_text
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.errors import MeshnetError
+from meshnet.domain.errors import NOT_UTF8, MeshnetError
 
 T = TypeVar("T")
 
 PROMPT = "> "
 LOST_TRACKER = ("unreachable", "connection_lost", "shutting_down")
+OUR_OWN_FAULT = ("invalid_request", "context_length_exceeded", "bad_route", "model_not_found", NOT_UTF8)
+"""Asking the same again would end the same."""
 PATIENCE_S = 60.0
 """How long a lost tracker is waited for: a restart takes one second, and its nodes are back within 20 s."""
 LOOK_EVERY_S = 0.5
@@ -78,6 +80,9 @@ class Conversation:
             except EOFError:
                 self._out.print()
                 return None
+            except UnicodeDecodeError as error:
+                complain(f"That is not {error.encoding} text.")
+                continue
             except KeyboardInterrupt:
                 self._out.print()
                 self._out.print(dim("Ctrl-D or /exit ends."))
@@ -155,7 +160,13 @@ class Conversation:
             complain(error.message)
             if error.code in LOST_TRACKER:
                 self._wait_for_tracker()
-            return error.code not in ("invalid_request", "context_length_exceeded", "bad_route", "model_not_found")
+            return error.code not in (
+                "invalid_request",
+                "context_length_exceeded",
+                "bad_route",
+                "model_not_found",
+                NOT_UTF8,
+            )
         _write("\n")
         if answer.error is not None:
             complain(f"The answer was cut off: {answer.error.message}")

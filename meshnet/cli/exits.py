@@ -21,6 +21,8 @@ def exit_code_of(error: errors.MeshnetError) -> int:
             return FAILED
         case errors.Unreachable():
             return UNREACHABLE
+        case errors.InvalidRequest(code=errors.NOT_UTF8):
+            return USAGE
         case errors.NoRoute():
             return NO_ROUTE
         case _:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from meshnet.cli.connect import ask, find_tracker
@@ -19,8 +17,8 @@ from meshnet.cli.replay import replay
 from meshnet.cli.status import print_json
 from meshnet.cli.tables import plain_table
 from meshnet.cli.terminal import console, visible
+from meshnet.cli.watch import watch as watch_it
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.errors import MeshnetError
 from meshnet.wire.routing import (
     CandidateMessage,
     DecisionMessage,
@@ -70,7 +68,7 @@ def routes(
     if as_json:
         print_json(ask(url, lambda client: client.routing(model)))
     elif watch:
-        _watch(url, model)
+        watch_it(console(), lambda: render(ask(url, lambda client: client.routing(model))), WATCH_EVERY_S)
     else:
         console().print(render(ask(url, lambda client: client.routing(model))))
 
@@ -139,14 +137,3 @@ def _number(value: float | None, form: str) -> str:
 async def _explain(client: TrackerClient, model: str | None, policy: str | None) -> ExplainResponse:
     key = await choose_model(client, model)
     return await client.explain(ExplainRequest(model=key, route_policy=policy))
-
-
-def _watch(url: str, model: str | None) -> None:
-    out = console()
-    with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
-        while True:
-            try:
-                live.update(render(ask(url, lambda client: client.routing(model))), refresh=True)
-            except MeshnetError as error:
-                live.update(Text(f"{visible(error.message)} Waiting for it.", "red"), refresh=True)
-            time.sleep(WATCH_EVERY_S)

@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from meshnet.cli import processes
@@ -18,6 +17,7 @@ from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.tables import models_table, nodes_table
 from meshnet.cli.terminal import complain, console, visible
+from meshnet.cli.watch import watch as watch_it
 from meshnet.client.snapshot import take_snapshot
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import MeshnetError
@@ -55,7 +55,7 @@ def status(
         print_json(snapshot)
         return
     if watch:
-        _watch(out, home, url)
+        watch_it(out, lambda: render(ask(url, take)), WATCH_EVERY_S)
     _print(out, home, snapshot)
 
 
@@ -93,14 +93,3 @@ def _print_local(out: Console, home: Home, live_names: set[str] | None) -> None:
             out.print(f"{who} runs.", soft_wrap=True)
         elif record.kind == "node" and record.name not in live_names:
             out.print(f"{who} runs, but has not joined this tracker.", soft_wrap=True)
-
-
-def _watch(out: Console, home: Home, url: str) -> None:
-    """Redraw until Ctrl-C; a tracker that goes away is said, and waited for."""
-    with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
-        while True:
-            try:
-                live.update(render(ask(url, take)), refresh=True)
-            except MeshnetError as error:
-                live.update(Text(f"{visible(error.message)} Waiting for it.", "red"), refresh=True)
-            time.sleep(WATCH_EVERY_S)

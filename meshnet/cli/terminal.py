@@ -10,6 +10,8 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from meshnet.domain.errors import NOT_UTF8, InvalidRequest
+
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(0x00, 0x20), *range(0x7F, 0xA0))} | {
     # Direction marks reorder what stands on the screen; line and paragraph separators break lines.
     code: f"\\u{code:04x}"
@@ -26,6 +28,22 @@ def visible(text: str) -> str:
 def visible_text(text: str) -> str:
     """The same for text of several lines: newlines and tabs stay."""
     return text.translate(_SHOWN_IN_TEXT)
+
+
+def check_text(text: str) -> str:
+    """Text that UTF-8 can carry. Raises InvalidRequest for bytes that were none (the system hands them on as lone
+    surrogates)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = text.encode("utf-8", "surrogateescape" if _from_bytes(text) else "replace")
+        raise InvalidRequest(f"{repr(shown[:60])[1:]} is not UTF-8 text; write it in UTF-8.", code=NOT_UTF8) from None
+    return text
+
+
+def _from_bytes(text: str) -> bool:
+    """Whether every lone surrogate stands for a byte."""
+    return not any(0xD800 <= ord(char) <= 0xDFFF and not 0xDC80 <= ord(char) <= 0xDCFF for char in text)
 
 
 def prepare_streams() -> None:

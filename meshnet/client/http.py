@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import msgspec
 
-from meshnet.domain.errors import DeadlineExceeded, MeshnetError, StartError, Unreachable
+from meshnet.domain.errors import NOT_UTF8, DeadlineExceeded, InvalidRequest, MeshnetError, StartError, Unreachable
 from meshnet.wire import problem
 
 T = TypeVar("T")
@@ -92,6 +92,13 @@ def open_http(key: str = "", ca_file: str = "") -> httpx.AsyncClient:
     )
 
 
+def _encoded(body: Any) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        raise InvalidRequest("The text holds bytes that are not UTF-8; write it in UTF-8.", code=NOT_UTF8) from None
+
+
 def _trusting(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=Path(ca_file))
@@ -151,7 +158,7 @@ class Door:
         headers: Mapping[str, str] | None,
         timeouts: Timeouts,
     ) -> httpx.Request:
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else _encoded(body)
         sent = {**(JSON_HEADERS if content is not None else {}), **(headers or {})}
         if self._credentials.key:
             sent["Authorization"] = f"Bearer {self._credentials.key}"

@@ -37,6 +37,10 @@ class InvalidRequest(MeshnetError):
     code = "invalid_request"
 
 
+NOT_UTF8 = "not_utf8"
+"""Code of an InvalidRequest that never left the client: its text cannot be sent."""
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 

@@ -133,7 +133,7 @@ def test_reader_that_goes_away_leaves_no_traceback(machine: Machine, mesh: Mesh)
     words = [sys.executable, "-m", "meshnet.cli", "chat", "--tracker", mesh[0], "Hello"]
     chat = subprocess.run(words, env=machine.environ, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=30)
     os.close(writing)
-    assert chat.returncode == 1
+    assert chat.returncode == 0
     assert chat.stderr == ""
 
 
@@ -287,3 +287,17 @@ def test_short_route_names_nodes_where_it_can() -> None:
     signature = f"m | {N1}[0-14] -> {N2}[15-29]"
     assert short_route(signature, {N1: "a"}) == "a[0-14] -> walletn2.15-29[15-29]"
     assert short_route("", {}) == ""
+
+
+@pytest.mark.parametrize("words", [("caf\udce9",), ("--route", "\udce9", "Hello"), ("--system", "\ud800", "Hello")])
+def test_text_that_is_not_utf8_is_refused_before_it_is_sent(mesh: Mesh, capsys: Capsys, words: tuple[str, ...]) -> None:
+    assert main(["chat", "--tracker", mesh[0], *words]) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
+    assert mesh[1].chats == []
+
+
+def test_pipe_that_is_not_utf8_is_refused(machine: Machine, mesh: Mesh) -> None:
+    words = [sys.executable, "-m", "meshnet.cli", "chat", "--tracker", mesh[0]]
+    chat = subprocess.run(words, env=machine.environ, input=b"caf\xe9\n", capture_output=True, timeout=30)
+    assert chat.returncode == 2
+    assert chat.stderr.startswith(b"error: ") and chat.stderr.count(b"\n") == 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
+from conftest import Machine
 from fake_daemon import FakeMesh
 from rich.console import Console, RenderableType
 
@@ -196,3 +199,18 @@ def test_explanation_says_why() -> None:
         "  n1[0-29]                                 100%  score 8.7",
         "  n2[0-29]                                 score 6.2",
     ]
+
+
+@pytest.mark.parametrize("command", ["status", "routes"])
+def test_watch_in_a_pipe_shows_each_look_and_ends_with_its_reader(machine: Machine, mesh: Mesh, command: str) -> None:
+    words = [sys.executable, "-m", "meshnet.cli", command, "--watch", "--tracker", mesh[0]]
+    watching = subprocess.Popen(words, env=machine.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert watching.stdout is not None and watching.stderr is not None
+    try:
+        assert watching.stdout.readline()
+        watching.stdout.close()
+        assert watching.wait(20) == 0
+        assert watching.stderr.read() == b""
+    finally:
+        watching.kill()
+        watching.stderr.close()
