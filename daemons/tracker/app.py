@@ -180,7 +180,9 @@ class Handlers:
         return await respond.whole(self._tracker.chat, chat)
 
     async def health(self, request: web.Request) -> web.Response:
-        return json_response(Health("ok", meshnet.__version__, self._tracker.identity.wallet))
+        tracker = self._tracker
+        uptime_s = round(tracker.clock.now() - tracker.started_at, 3)
+        return json_response(Health("ok", meshnet.__version__, tracker.identity.wallet, uptime_s))
 
     async def ready(self, request: web.Request) -> web.Response:
         fleet = self._tracker.fleet

@@ -87,6 +87,7 @@ class Tracker:
         self._seal = seal
         self.clock = clock
         self.started = int(clock.wall())
+        self.started_at = clock.now()
         self.fleet = Fleet(clock.now)
         self.fleet.max_per_address = config.max_nodes_per_address if config.profile == "exposed" else 0
         generation = identity.generation

@@ -16,7 +16,7 @@ from meshnet.cli import processes
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.tables import models_table, nodes_table
-from meshnet.cli.terminal import complain, console, visible
+from meshnet.cli.terminal import complain, console, format_age, visible
 from meshnet.cli.watch import watch as watch_it
 from meshnet.client.snapshot import take_snapshot
 from meshnet.client.tracker import TrackerClient
@@ -71,7 +71,9 @@ def print_json(value: object) -> None:
 def render(snapshot: Snapshot) -> RenderableType:
     parts: list[RenderableType] = []
     for tracker in snapshot.trackers:
-        parts.append(Text(f"tracker {visible(tracker.url)}  version {visible(tracker.version) or 'unknown'}", "bold"))
+        since = f"  up {format_age(tracker.uptime_s)}" if tracker.uptime_s else ""
+        version = visible(tracker.version) or "unknown"
+        parts.append(Text(f"tracker {visible(tracker.url)}  version {version}{since}", "bold"))
     parts += ["", models_table(snapshot.models, snapshot.coverage)] if snapshot.models else ["No model is served."]
     parts += ["", nodes_table(snapshot.nodes)] if snapshot.nodes else ["No node is here."]
     return Group(*parts)

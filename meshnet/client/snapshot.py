@@ -54,6 +54,7 @@ async def take_snapshot(client: TrackerReads, url: str, now: float, calls: int =
         url=url,
         tracker_id=stats.tracker_id if stats else "",
         version=health.version if health else "",
+        uptime_s=health.uptime_s if health else 0.0,
     )
     return Snapshot(
         taken_at=now,

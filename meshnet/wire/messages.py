@@ -287,6 +287,8 @@ class Health(Struct, frozen=True):
     version: str = ""
     wallet: str = ""
     """Of a tracker's own key: a relay is told whose tickets to take."""
+    uptime_s: float = 0.0
+    """Seconds since a tracker began; 0 where it is not said."""
 
 
 # ---- control frames of a link -------------------------------------------------------------------------------------

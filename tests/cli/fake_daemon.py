@@ -112,7 +112,7 @@ class TrackerHandler(BaseHTTPRequestHandler):
         models = [self.mesh.model()] if self.mesh.nodes else []
         match path:
             case "/healthz":
-                self._json({"status": "ok", "version": "fake"})
+                self._json({"status": "ok", "version": "fake", "uptime_s": 75.0})
             case "/readyz":
                 self._json({"status": "ready", "version": "fake"})
             case "/v1/nodes":

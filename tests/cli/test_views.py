@@ -107,12 +107,17 @@ def test_coverage_map_groups_layers_to_fit(n_layers: int, per_cell: int) -> None
 def test_status_shows_tracker_models_and_nodes(mesh: Mesh, capsys: Capsys) -> None:
     assert main(["status", "--tracker", mesh[0]]) == 0
     out = capsys.readouterr().out
-    assert f"tracker {mesh[0]}  version fake" in out
+    assert f"tracker {mesh[0]}  version fake  up 1m15s" in out
     assert "all layers held" in out
     assert "n1    0-14   smollm2-135m  ready" in out
     mesh[1].nodes.pop()
     assert main(["status", "--tracker", mesh[0]]) == 0
     assert "layers 15-29 missing" in capsys.readouterr().out
+
+
+def test_status_json_says_how_long_the_tracker_runs(mesh: Mesh, capsys: Capsys) -> None:
+    assert main(["status", "--json", "--tracker", mesh[0]]) == 0
+    assert json.loads(capsys.readouterr().out)["trackers"][0]["uptime_s"] == 75.0
 
 
 def test_status_json_without_tracker_is_still_json(capsys: Capsys) -> None:
