@@ -5,7 +5,7 @@ from __future__ import annotations
 from daemons.tracker.attempts import Ended
 from daemons.tracker.calls import Call, Try
 from daemons.tracker.planner import Plan
-from meshnet.domain.errors import MeshnetError, NodeFailed, NoRoute, Overloaded
+from meshnet.domain.errors import NO_OTHER_ROUTE, MeshnetError, NodeFailed, NoRoute, Overloaded
 from meshnet.domain.ids import NodeId
 from meshnet.domain.routing import Outcome, OutcomeStatus
 
@@ -55,7 +55,7 @@ def failure(ended: Ended, because: str) -> MeshnetError:
 
 def without_route(error: NoRoute, broken: Ended | None) -> MeshnetError:
     """What the client hears when no route is left: at first the gap, later what broke as well."""
-    return error if broken is None else failure(broken, f"no other route is left: {error.message.rstrip('.')}")
+    return error if broken is None else failure(broken, f"{NO_OTHER_ROUTE}: {error.message.rstrip('.')}")
 
 
 def param_of(code: str) -> str | None:

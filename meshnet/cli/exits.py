@@ -25,5 +25,7 @@ def exit_code_of(error: errors.MeshnetError) -> int:
             return USAGE
         case errors.NoRoute():
             return NO_ROUTE
+        case errors.NodeFailed() | errors.Overloaded() if errors.NO_OTHER_ROUTE in error.message:
+            return NO_ROUTE
         case _:
             return FAILED

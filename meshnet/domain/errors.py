@@ -90,6 +90,10 @@ class NoRoute(MeshnetError):
     code = "no_route"
 
 
+NO_OTHER_ROUTE = "no other route is left"
+"""Stands in the message of a node's failure that also left a gap: its code is that of what broke."""
+
+
 class NodeFailed(MeshnetError):
     """``node_id`` is the culprit where it is known; ``cause`` is one of the codes of wire/messages.py."""
 

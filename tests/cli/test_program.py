@@ -20,7 +20,7 @@ from meshnet.cli.home import check_name, home_of
 from meshnet.cli.launch import DaemonSpec, command, environment
 from meshnet.cli.processes import started_at
 from meshnet.cli.terminal import format_age, format_bytes, visible, visible_text
-from meshnet.domain.errors import MeshnetError, NoRoute, NotFound, StartError, Unreachable
+from meshnet.domain.errors import MeshnetError, NodeFailed, NoRoute, NotFound, StartError, Unreachable
 from meshnet.wire.runfile import RunFile
 
 PROBE = """
@@ -166,6 +166,13 @@ def test_exit_codes_of_errors() -> None:
         (Unreachable("x"), 3),
         (Unreachable("x", code="connection_lost"), 1),
         (NoRoute("x"), 4),
+        (
+            NodeFailed(
+                "n1 died (node w.0-14, unreachable); no other route is left: No route for m", code="unreachable"
+            ),
+            4,
+        ),
+        (NodeFailed("n1 died (node w.0-14, unreachable); the route is pinned.", code="unreachable"), 1),
         (NotFound("x"), 1),
         (StartError("x"), 1),
     ]
