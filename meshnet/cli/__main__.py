@@ -20,6 +20,7 @@ from meshnet.cli.console import console as open_console
 from meshnet.cli.coverage import coverage
 from meshnet.cli.doctor import doctor
 from meshnet.cli.down import down
+from meshnet.cli.hints import hint_of
 from meshnet.cli.keys import app as keys_app
 from meshnet.cli.logs import logs
 from meshnet.cli.models import app as models_app
@@ -111,7 +112,7 @@ def _run(arguments: list[str] | None) -> int:
             raise end.__context__ from None
         return end.code if isinstance(end.code, int) else exits.FAILED if end.code else exits.OK
     except MeshnetError as error:
-        complain(error.message)
+        complain(error.message, hint=hint_of(error))
         return exits.exit_code_of(error)
     except BrokenPipeError:
         raise

@@ -14,7 +14,7 @@ import typer
 from meshnet.cli import exits
 from meshnet.cli.connect import find_tracker, open_client
 from meshnet.cli.conversation import Conversation, summary
-from meshnet.cli.question import Answer, Wishes, ask, choose_model, with_node_ids
+from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, names_of, with_names, with_node_ids
 from meshnet.cli.terminal import check_text, complain, dim, error_console, visible_text
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import NOT_UTF8, InvalidRequest, MeshnetError
@@ -76,7 +76,14 @@ async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:
         tracker = TrackerClient(http, url)
         answer = Answer(await choose_model(tracker, wishes.model))
         wishes = await with_node_ids(tracker, wishes)
-        await ask(tracker, [{"role": "user", "content": text}], wishes, answer, _skip if as_json else _write)
+        question: list[Message] = [{"role": "user", "content": text}]
+        try:
+            await ask(tracker, question, wishes, answer, _skip if as_json else _write)
+        except MeshnetError as error:
+            error.message = with_names(error.message, await names_of(tracker, answer.call_id))
+            raise
+        if answer.error is not None:
+            answer.error.message = with_names(answer.error.message, await names_of(tracker, answer.call_id))
         if as_json:
             _write(msgspec.json.encode(as_dict(answer)).decode() + "\n")
         else:

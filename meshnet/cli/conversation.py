@@ -11,7 +11,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshnet.cli.connect import open_client
-from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, resolve_route, short_route
+from meshnet.cli.hints import hint_of
+from meshnet.cli.question import (
+    Answer,
+    Message,
+    Wishes,
+    ask,
+    choose_model,
+    names_of,
+    reroutes,
+    resolve_route,
+    short_route,
+    with_names,
+)
 from meshnet.cli.terminal import complain, console, dim, visible, visible_text
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import NOT_UTF8, MeshnetError
@@ -139,7 +151,8 @@ class Conversation:
         if words:
             route = () if words == ("auto",) else self._await(resolve_route(self._tracker, words))
             self._wishes = replace(self._wishes, route=route)
-        pinned = " -> ".join(self._wishes.route)
+        names = self._await(names_of(self._tracker)) if self._wishes.route else {}
+        pinned = " -> ".join(names.get(node_id) or node_id for node_id in self._wishes.route)
         self._say(f"The route is pinned to {pinned}." if pinned else "The mesh chooses the route.")
 
     def _answer(self, text: str) -> None:
@@ -157,7 +170,7 @@ class Conversation:
         except KeyboardInterrupt:
             answer.stopped = True
         except MeshnetError as error:
-            complain(error.message)
+            self._complain(error, answer)
             if error.code in LOST_TRACKER:
                 self._wait_for_tracker()
             return error.code not in (
@@ -169,13 +182,17 @@ class Conversation:
             )
         _write("\n")
         if answer.error is not None:
-            complain(f"The answer was cut off: {answer.error.message}")
+            self._complain(answer.error, answer, "The answer was cut off: ")
             if answer.error.code in LOST_TRACKER:
                 self._wait_for_tracker()
         self._say("stopped" if answer.stopped else self._await(summary(self._tracker, answer)))
         if answer.text:
             self._messages = [*turn, {"role": "assistant", "content": answer.text}]
         return answer.error is not None
+
+    def _complain(self, error: MeshnetError, answer: Answer, before: str = "") -> None:
+        names = self._await(names_of(self._tracker, answer.call_id))
+        complain(before + with_names(error.message, names), hint=hint_of(error))
 
     def _wait_for_tracker(self) -> None:
         """Say that it is gone and wait until a model can answer there again; Ctrl-C ends the wait."""
@@ -214,7 +231,9 @@ class Conversation:
 
 async def summary(tracker: TrackerClient, answer: Answer) -> str:
     """``exploit | n1[0-14] -> n2[15-29] | 24 tokens | first after 0.21 s | 18.4 tok/s | because …``."""
-    parts = [answer.mode, short_route(answer.route, await _names(tracker))]
+    names = await names_of(tracker, answer.call_id if answer.meshnet.get("rerouted") else "")
+    names = {node_id: visible(name) for node_id, name in names.items()}
+    parts = [answer.mode, short_route(answer.route, names)]
     if answer.completion_tokens is not None:
         parts.append(f"{answer.completion_tokens} tokens")
     if answer.ttft_s is not None:
@@ -223,6 +242,7 @@ async def summary(tracker: TrackerClient, answer: Answer) -> str:
         parts.append(f"{answer.tps:.1f} tok/s")
     if answer.finish_reason == "length":
         parts.append("cut at max tokens")
+    parts.append(reroutes(answer, names))
     if why := answer.meshnet.get("why"):
         parts.append(f"because {why}")
     return " | ".join(filter(None, parts))
@@ -239,14 +259,6 @@ async def ready_again(tracker: TrackerClient, within_s: float) -> bool:
                 await asyncio.sleep(LOOK_EVERY_S)
     except TimeoutError:
         return False
-
-
-async def _names(tracker: TrackerClient) -> dict[str, str]:
-    """Names of nodes by node_id; none when the tracker is gone meanwhile (it is only for display)."""
-    try:
-        return {node.node_id: visible(node.name) for node in (await tracker.nodes()).nodes}
-    except MeshnetError:
-        return {}
 
 
 def _line_reader() -> Callable[[str], str]:

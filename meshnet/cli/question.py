@@ -5,9 +5,11 @@ Knows nothing of terminals; ``write`` is handed the text, piece by piece.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from meshnet.client.sse import Finish, TextDelta, UsageReport
@@ -17,6 +19,13 @@ from meshnet.domain.ids import short_node_id
 from meshnet.wire.messages import NodeMessage
 
 Message = dict[str, str]
+
+_BROKE = {
+    **dict.fromkeys(("unreachable", "link_closed", "link_lost", "silent", "session_lost"), "died"),
+    **dict.fromkeys(("shutting_down", "draining"), "left"),
+    "stalled": "stalled",
+}
+"""Codes of an attempt's end in a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ async def choose_model(tracker: TrackerClient, wanted: str | None) -> str:
 
 
 async def resolve_route(tracker: TrackerClient, route: Sequence[str]) -> tuple[str, ...]:
-    """Names of nodes as node_ids; node_ids stay, and what nobody knows is left for the tracker to refuse."""
+    """Names of nodes as node_ids; node_ids stay. Raises NotFound for what is no node of the mesh, or several."""
     if not route:
         return ()
     nodes = (await tracker.nodes()).nodes
@@ -102,6 +111,39 @@ async def resolve_route(tracker: TrackerClient, route: Sequence[str]) -> tuple[s
 
 async def with_node_ids(tracker: TrackerClient, wishes: Wishes) -> Wishes:
     return replace(wishes, route=await resolve_route(tracker, wishes.route))
+
+
+async def names_of(tracker: TrackerClient, call_id: str = "") -> dict[str, str]:
+    """Names by node_id, of the live nodes and of those that the call went over, dead by now or not. Only for display:
+    what the tracker does not say is left out."""
+    names: dict[str, str] = {}
+    with contextlib.suppress(MeshnetError):
+        if call_id:
+            attempts = (await tracker.call(call_id)).attempts
+            names |= {hop.node_id: hop.name for attempt in attempts for hop in attempt.hops if hop.name}
+    with contextlib.suppress(MeshnetError):
+        names |= {node.node_id: node.name for node in (await tracker.nodes()).nodes if node.name}
+    return names
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """A message with the names that people gave in the place of node_ids."""
+    return reduce(lambda said, node_id: said.replace(node_id, names[node_id]), names, text)
+
+
+def reroutes(answer: Answer, names: Mapping[str, str]) -> str:
+    """``rerouted once: n2 died``; "" when the first route held."""
+    broken = answer.meshnet.get("rerouted") or []
+    if not broken:
+        return ""
+    times = {1: "once", 2: "twice"}.get(len(broken), f"{len(broken)} times")
+    return f"rerouted {times}: {', '.join(_what_broke(one, names) for one in broken)}"
+
+
+def _what_broke(one: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    node_id, code = str(one.get("node") or ""), str(one.get("code") or "")
+    who = names.get(node_id) or (short_node_id(node_id) if node_id else "a node")
+    return f"{who} {_BROKE.get(code, f'failed ({code})')}"
 
 
 def short_route(signature: str, names: dict[str, str]) -> str:
@@ -144,7 +186,10 @@ def _resolve(word: str, nodes: Sequence[NodeMessage]) -> str:
     found = [n.node_id for n in nodes if n.name == word or short_node_id(n.node_id) == word or n.wallet == word]
     if len(found) > 1:
         raise NotFound(f"{word!r} means {len(found)} nodes: {', '.join(found)}. Give a node_id.", param="route")
-    return found[0] if found else word
+    if not found:
+        there = ", ".join(sorted(node.name or node.node_id for node in nodes)) or "none"
+        raise NotFound(f"No node is called {word!r} here. Nodes: {there}.", code="bad_route", param="route")
+    return found[0]
 
 
 def _short_hop(hop: str, names: dict[str, str]) -> str:

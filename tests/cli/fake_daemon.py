@@ -139,6 +139,11 @@ class TrackerHandler(BaseHTTPRequestHandler):
             )
         elif text == "no route":
             self._error(503, "no_route", "Layers 15-29 of smollm2-135m are held by no live node.")
+        elif text == "pinned":
+            n2 = self.mesh.nodes[1]["node_id"]
+            self._error(502, "link_closed", f"The link broke (node {n2}, link_closed); the route is pinned.")
+        elif text == "no key":
+            self._error(401, "unauthorized", "This needs an API key: Authorization: Bearer mnk_…")
         else:
             self._stream(text)
 
@@ -163,7 +168,11 @@ class TrackerHandler(BaseHTTPRequestHandler):
             if number == 1 and text == "hold":
                 self.mesh.hold.wait(10)
             self._chunk({"content": piece})
-        self._chunk({}, "stop")
+        extra = {}
+        if text == "reroute":
+            broken = {"code": "link_closed", "node": self.mesh.nodes[1]["node_id"], "message": "the link broke"}
+            extra = {"meshnet": {"rerouted": [broken], "why": "it is proven"}}
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **extra})
         self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(pieces), "total_tokens": 9}})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -69,6 +69,7 @@ def test_control_characters_of_the_model_are_made_visible(mesh: Mesh, capsys: Ca
     [
         ("too long", 1, "The prompt has 9000 tokens, but this model's context holds 8192."),
         ("no route", 4, "Layers 15-29 of smollm2-135m are held by no live node."),
+        ("pinned", 1, "The link broke (node n2, link_closed); the route is pinned."),
         ("cut", 1, "The answer was cut off: n2 died"),
         ("vanish", 1, "The answer was cut off:"),
     ],
@@ -171,7 +172,7 @@ def test_conversation_carries_its_history_until_reset(mesh: Mesh, capsys: Capsys
 def test_conversation_pins_and_unpins_the_route(mesh: Mesh, capsys: Capsys) -> None:
     converse(mesh[0], "/route n1, n2", "One", "/route auto", "Two")
     assert [body.get("route") for body in mesh[1].chats] == [[N1, N2], None]
-    assert f"The route is pinned to {N1} -> {N2}." in capsys.readouterr().out
+    assert "The route is pinned to n1 -> n2." in capsys.readouterr().out
 
 
 def test_conversation_refuses_unknown_commands_and_models(mesh: Mesh, capsys: Capsys) -> None:
@@ -301,3 +302,23 @@ def test_pipe_that_is_not_utf8_is_refused(machine: Machine, mesh: Mesh) -> None:
     chat = subprocess.run(words, env=machine.environ, input=b"caf\xe9\n", capture_output=True, timeout=30)
     assert chat.returncode == 2
     assert chat.stderr.startswith(b"error: ") and chat.stderr.count(b"\n") == 1
+
+
+def test_line_under_the_answer_says_what_died_on_the_way(mesh: Mesh, capsys: Capsys) -> None:
+    assert main(["chat", "--tracker", mesh[0], "reroute"]) == 0
+    assert " | rerouted once: n2 died | because it is proven" in capsys.readouterr().err
+
+
+def test_unknown_node_of_a_route_is_refused_at_once(mesh: Mesh, capsys: Capsys) -> None:
+    converse(mesh[0], "/route n1,n7", "/route")
+    out, err = capsys.readouterr()
+    assert err == "error: No node is called 'n7' here. Nodes: n1, n2.\n"
+    assert "The mesh chooses the route." in out
+    assert main(["chat", "--tracker", mesh[0], "--route", "n7", "Hello"]) == 1
+    assert mesh[1].chats == []
+
+
+def test_refused_key_names_its_variable_and_how_to_make_one(mesh: Mesh, capsys: Capsys) -> None:
+    assert main(["chat", "--tracker", mesh[0], "no key"]) == 1
+    err = capsys.readouterr().err
+    assert "MESHNET_API_KEY" in err and "meshnet keys create NAME --scope chat" in err
