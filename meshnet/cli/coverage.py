@@ -11,7 +11,9 @@ import typer
 from rich.text import Text
 
 from meshnet.cli.connect import ask, find_tracker
+from meshnet.cli.silent import answers, held_in_silence
 from meshnet.cli.status import print_json
+from meshnet.cli.tables import state_of
 from meshnet.cli.terminal import console, visible
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.ids import short_node_id
@@ -19,7 +21,7 @@ from meshnet.wire.messages import CoverageModel, CoverageResponse, NodeMessage
 
 LABEL_COLUMNS = 18
 """Room for a name (10) and a shard (7) before the cells."""
-HELD, LOADING, EMPTY = "#", "+", "."
+HELD, LOADING, SILENT, EMPTY = "#", "+", "?", "."
 """ASCII: the map must be readable without colours, fonts or UTF-8."""
 
 
@@ -77,9 +79,10 @@ def _depth_row(depths: Sequence[int], groups: Sequence[range]) -> Text:
 
 def _node_row(node: NodeMessage, groups: Sequence[range]) -> Text:
     label = f"{visible(node.name or short_node_id(node.node_id))[:9]:<10}{node.shard_start}-{node.shard_end}"
-    held = HELD if node.live and node.state == "ready" else LOADING
+    held = SILENT if not answers(node) else HELD if node.state == "ready" else LOADING
     cells = "".join(held if _touches(node, group) else EMPTY for group in groups)
-    return Text(f"{label:<{LABEL_COLUMNS}}") + Text(cells, "green" if held == HELD else "yellow")
+    said = f"  {state_of(node)}" if held == SILENT else ""
+    return Text(f"{label:<{LABEL_COLUMNS}}") + Text(cells + said, "green" if held == HELD else "yellow")
 
 
 def _touches(node: NodeMessage, group: range) -> bool:
@@ -94,6 +97,8 @@ def _words(covered: CoverageModel, nodes: Sequence[NodeMessage]) -> Text:
             f"Held by no node: layers {', '.join(covered.gaps)} ({share}). No request can be served.{coming}",
             "bold red",
         )
+    if silent := held_in_silence(nodes):
+        return Text(f"Held, but only by nodes that do not answer: layers {silent}.", "bold red")
     if not covered.single:
         return Text("All layers are held by at least two nodes.", "green")
     names = {node.node_id: visible(node.name) for node in nodes}

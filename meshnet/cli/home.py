@@ -70,9 +70,15 @@ def check_name(name: str) -> str:
 def read_run_file(path: Path) -> RunFile | None:
     """None when there is none or it is no run file (half-written, another program's)."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFile)
+        record = msgspec.json.decode(path.read_bytes(), type=RunFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return msgspec.structs.replace(record, url=_usable(record.url))
+
+
+def _usable(url: str) -> str:
+    """A daemon that listens everywhere says so; this machine reaches it over loopback."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def natural(name: str) -> tuple[str, int, str]:

@@ -74,7 +74,11 @@ def render(snapshot: Snapshot) -> RenderableType:
         since = f"  up {format_age(tracker.uptime_s)}" if tracker.uptime_s else ""
         version = visible(tracker.version) or "unknown"
         parts.append(Text(f"tracker {visible(tracker.url)}  version {version}{since}", "bold"))
-    parts += ["", models_table(snapshot.models, snapshot.coverage)] if snapshot.models else ["No model is served."]
+    parts += (
+        ["", models_table(snapshot.models, snapshot.coverage, snapshot.nodes)]
+        if snapshot.models
+        else ["No model is served."]
+    )
     parts += ["", nodes_table(snapshot.nodes)] if snapshot.nodes else ["No node is here."]
     return Group(*parts)
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshnet.cli.home import natural
+from meshnet.cli.silent import held_in_silence
 from meshnet.cli.terminal import format_age, format_bytes, visible
 from meshnet.domain.ids import short_node_id
 from meshnet.wire.messages import CoverageModel, HardwareMessage, ModelMessage, NodeMessage
@@ -27,7 +28,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
-    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "seen>", "heard>", "id")
+    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "claim%>", "heard>", "id")
     for node in by_name(nodes):
         state = state_of(node)
         table.add_row(
@@ -72,17 +73,22 @@ def _processors(hardware: HardwareMessage) -> str:
     return f"{cpu} + {visible(hardware.accelerators[0].name)[:16]}" if hardware.accelerators else cpu
 
 
-def models_table(models: Sequence[ModelMessage], coverage: Sequence[CoverageModel]) -> Table:
+def models_table(
+    models: Sequence[ModelMessage], coverage: Sequence[CoverageModel], nodes: Sequence[NodeMessage] = ()
+) -> Table:
     gaps = {covered.model_key: covered.gaps for covered in coverage}
     table = plain_table("model", "layers>", "nodes>", "context>", "coverage")
     for model in models:
-        words = "all layers held" if model.ready else _missing(gaps.get(model.id, ()), model)
+        silent = held_in_silence(node for node in nodes if node.model_key == model.id)
+        words, style = ("all layers held", "green") if model.ready else (_missing(gaps.get(model.id, ()), model), "red")
+        if silent and not gaps.get(model.id):
+            words, style = f"no answer: {silent}", "red"
         table.add_row(
             visible(model.id),
             str(model.n_layers),
             str(model.nodes),
             str(model.context_length),
-            Text(words, style="green" if model.ready else "red"),
+            Text(words, style=style),
         )
     return table
 

@@ -191,3 +191,12 @@ def test_home_that_cannot_be_used_is_one_line(machine: Machine, home: str) -> No
     assert up.returncode == 1
     assert up.stderr.startswith("error: Cannot keep state in ") and up.stderr.count("\n") == 1
     assert "MESHNET_HOME" in up.stderr
+
+
+@pytest.mark.parametrize(("bound", "usable"), [("0.0.0.0:7070", "127.0.0.1:7070"), ("[::]:1", "[::1]:1")])
+def test_daemon_that_listens_everywhere_has_a_usable_address(machine: Machine, bound: str, usable: str) -> None:
+    home = home_of(machine.environ)
+    home.run_folder.mkdir(parents=True)
+    record = RunFile(kind="tracker", name="tracker", pid=1, started=1.0, url=f"http://{bound}")
+    home.run_file("tracker").write_bytes(msgspec.json.encode(record))
+    assert [record.url for record in home.records()] == [f"http://{usable}"]

@@ -219,3 +219,15 @@ def test_watch_in_a_pipe_shows_each_look_and_ends_with_its_reader(machine: Machi
     finally:
         watching.kill()
         watching.stderr.close()
+
+
+@pytest.mark.parametrize("sick", [{"suspect": True}, {"health": "ejected"}])
+def test_layers_that_only_silent_nodes_hold_are_not_called_held(
+    sick: dict[str, object], mesh: Mesh, capsys: Capsys
+) -> None:
+    lines = draw(covered((1, 1, 1, 1)), [node("n1", 0, 1, 4), node("n2", 2, 3, 4, **sick)], 80)
+    assert str(lines[3]).startswith("n2        2-3     ..??  ")
+    assert str(lines[-2]) == "Held, but only by nodes that do not answer: layers 2-3."
+    mesh[1].nodes[1] |= sick
+    assert main(["status", "--tracker", mesh[0]]) == 0
+    assert "held, but only by nodes that do not answer: 15-29" in capsys.readouterr().out

@@ -1,0 +1,27 @@
+"""Layers that are held, but only by nodes that do not answer now: coverage counts leases, and a lease outlives its
+node by some heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshnet.domain.shards import format_layers
+from meshnet.wire.messages import NodeMessage
+
+
+def answers(node: NodeMessage) -> bool:
+    """Whether requests go to it: it is heard, and was not ejected for its failures."""
+    return node.live and not node.suspect and node.health != "ejected"
+
+
+def held_in_silence(nodes: Iterable[NodeMessage]) -> str:
+    """``15-29``: layers of one model that only nodes hold which do not answer; "" when there are none."""
+    held: set[int] = set()
+    heard: set[int] = set()
+    for node in nodes:
+        layers = range(node.shard_start, node.shard_end + 1)
+        if node.live:
+            held.update(layers)
+        if answers(node):
+            heard.update(layers)
+    return format_layers(held - heard)
