@@ -15,6 +15,7 @@ from rich.text import Text
 from meshnet.cli import processes
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
+from meshnet.cli.silent import held_in_silence
 from meshnet.cli.tables import models_table, nodes_table
 from meshnet.cli.terminal import complain, console, format_age, visible
 from meshnet.cli.watch import watch as watch_it
@@ -74,11 +75,14 @@ def render(snapshot: Snapshot) -> RenderableType:
         since = f"  up {format_age(tracker.uptime_s)}" if tracker.uptime_s else ""
         version = visible(tracker.version) or "unknown"
         parts.append(Text(f"tracker {visible(tracker.url)}  version {version}{since}", "bold"))
-    parts += (
-        ["", models_table(snapshot.models, snapshot.coverage, snapshot.nodes)]
-        if snapshot.models
-        else ["No model is served."]
-    )
+    if snapshot.models:
+        parts += ["", models_table(snapshot.models, snapshot.coverage, snapshot.nodes)]
+    else:
+        parts.append("No model is served.")
+    for model in snapshot.models:
+        if silent := held_in_silence(node for node in snapshot.nodes if node.model_key == model.id):
+            words = f"{visible(model.id)}: held, but only by nodes that do not answer: {silent}"
+            parts.append(Text(words, "bold red"))
     parts += ["", nodes_table(snapshot.nodes)] if snapshot.nodes else ["No node is here."]
     return Group(*parts)
 
