@@ -23,7 +23,7 @@ from meshnet.cli.home import Home
 from meshnet.cli.launch import DaemonSpec, Started
 from meshnet.cli.meshfile import MeshFile
 from meshnet.cli.readiness import Sight, Watched
-from meshnet.domain.errors import MeshnetError, NotFound, StartError
+from meshnet.domain.errors import MeshnetError, NotFound, StartError, Unreachable
 from meshnet.weights.store import Store
 from meshnet.wire.runfile import RunFile
 
@@ -105,7 +105,7 @@ class BringUp:
                 self._report.kept.append(spec.name)
                 continue
             if record is not None:
-                self._console.print(f"{spec.name} died (pid {record.pid} is not it any more); starting it again.")
+                self._console.print(f"{spec.name} died (it was pid {record.pid}); starting it again.")
             dead.append(spec)
         return dead
 
@@ -184,7 +184,13 @@ def _with_given_layers(specs: Iterable[DaemonSpec]) -> list[DaemonSpec]:
 
 def check_tracker(url: str) -> None:
     """A node can do nothing without its tracker, so that is said before it loads for a minute. Raises Unreachable."""
-    ask(url, lambda client: client.health())
+    try:
+        ask(url, lambda client: client.health())
+    except Unreachable as error:
+        raise Unreachable(
+            f"No tracker answers at {url}. Check the address, and that a tracker runs there (meshnet up tracker).",
+            code=error.code,
+        ) from None
 
 
 def daemon_spec(kind: launch.Kind, settings: Mapping[str, object]) -> DaemonSpec:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from meshnet.cli import exits
-from meshnet.cli.connect import find_tracker, open_client
+from meshnet.cli.connect import find_tracker, open_client, strangers_named
 from meshnet.cli.conversation import Conversation, summary
 from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, names_of, with_names, with_node_ids
 from meshnet.cli.terminal import check_text, complain, dim, error_console, visible_text
@@ -58,7 +58,14 @@ def chat(
         return
     text = question if question is not None else _piped()
     if text.strip():
-        raise typer.Exit(asyncio.run(_once(find_tracker(tracker, os.environ, Path.cwd()), text, wishes, as_json)))
+        url = find_tracker(tracker, os.environ, Path.cwd())
+        try:
+            raise typer.Exit(asyncio.run(_once(url, text, wishes, as_json)))
+        except KeyboardInterrupt:  # The nodes were told by the cancelled request.
+            if not as_json:
+                _write("\n")
+            error_console().print(dim("stopped"))
+            raise typer.Exit(exits.INTERRUPTED) from None
 
 
 def _piped() -> str:
@@ -74,7 +81,8 @@ async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:
     """Ask one question. The answer goes to standard output, what it took to standard error."""
     async with open_client(os.environ) as http:
         tracker = TrackerClient(http, url)
-        answer = Answer(await choose_model(tracker, wishes.model))
+        with strangers_named(url):
+            answer = Answer(await choose_model(tracker, wishes.model))
         wishes = await with_node_ids(tracker, wishes)
         question: list[Message] = [{"role": "user", "content": text}]
         try:

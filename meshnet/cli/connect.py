@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from meshnet.cli import processes
 from meshnet.cli.home import Home, home_of
-from meshnet.cli.meshfile import DEFAULT_FILE, read_mesh
+from meshnet.cli.meshfile import DEFAULT_FILE, is_there, read_mesh
 from meshnet.client.http import Client, open_http
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.errors import StartError, Unreachable
+from meshnet.domain.errors import MeshnetError, StartError, Unreachable
 from meshnet.wire import api
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ T = TypeVar("T")
 TRACKER_VARIABLE = "MESHNET_TRACKER"
 KEY_VARIABLE = "MESHNET_API_KEY"
 CA_VARIABLE = "MESHNET_CA_FILE"
+BAD_ANSWER = "bad_answer"
+"""The client's code for what no daemon of this version says."""
 
 
 def find_tracker(flag: str | None, environ: Mapping[str, str], folder: Path) -> str:
@@ -29,7 +32,7 @@ def find_tracker(flag: str | None, environ: Mapping[str, str], folder: Path) -> 
     given = flag or environ.get(TRACKER_VARIABLE, "").strip()
     if given:
         return as_url(given)
-    if (folder / DEFAULT_FILE).is_file() and (url := read_mesh(folder / DEFAULT_FILE).tracker_url):
+    if is_there(folder / DEFAULT_FILE) and (url := read_mesh(folder / DEFAULT_FILE).tracker_url):
         return as_url(url)
     return _local(home_of(environ))
 
@@ -46,7 +49,10 @@ def as_url(text: str) -> str:
 
 def open_client(environ: Mapping[str, str]) -> Client:
     """The command's HTTP client, with the key of MESHNET_API_KEY and the CA of MESHNET_CA_FILE, where there are any."""
-    return open_http(environ.get(KEY_VARIABLE, "").strip(), environ.get(CA_VARIABLE, "").strip())
+    key = environ.get(KEY_VARIABLE, "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise StartError(f"{KEY_VARIABLE} is no key: a key is one line that begins with mnk_.")
+    return open_http(key, environ.get(CA_VARIABLE, "").strip())
 
 
 def ask(url: str, question: Callable[[TrackerClient], Awaitable[T]]) -> T:
@@ -56,7 +62,19 @@ def ask(url: str, question: Callable[[TrackerClient], Awaitable[T]]) -> T:
         async with open_client(os.environ) as http:
             return await question(TrackerClient(http, url))
 
-    return asyncio.run(run())
+    with strangers_named(url):
+        return asyncio.run(run())
+
+
+@contextlib.contextmanager
+def strangers_named(url: str) -> Iterator[None]:
+    """What answers as no daemon of ours does is said to be a stranger: most often the address is another program's."""
+    try:
+        yield
+    except MeshnetError as error:
+        if error.code != BAD_ANSWER and not error.message.startswith("HTTP "):
+            raise
+        raise MeshnetError(f"That is no meshnet tracker: {error.message} (asked at {url})", code=BAD_ANSWER) from None
 
 
 def _local(home: Home) -> str:

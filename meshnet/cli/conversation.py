@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from meshnet.cli.connect import open_client
+from meshnet.cli.connect import open_client, strangers_named
 from meshnet.cli.hints import hint_of
 from meshnet.cli.question import (
     Answer,
@@ -75,7 +75,9 @@ class Conversation:
         try:
             http = self._await(stack.enter_async_context(open_client(os.environ)))
             self._tracker = TrackerClient(http, self._url)
-            self._wishes = replace(self._wishes, model=self._await(choose_model(self._tracker, self._wishes.model)))
+            with strangers_named(self._url):
+                model = self._await(choose_model(self._tracker, self._wishes.model))
+            self._wishes = replace(self._wishes, model=model)
             self._wishes = replace(self._wishes, route=self._await(resolve_route(self._tracker, self._wishes.route)))
             self._out.print(dim(f"{self._wishes.model} at {self._url}. /help lists commands, Ctrl-D ends."))
             while (line := self._next_line()) is not None and self._obey(line):

@@ -20,7 +20,8 @@ from rich.text import Text
 from meshnet.cli import exits, ports, processes
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
-from meshnet.cli.meshfile import DEFAULT_FILE, read_mesh
+from meshnet.cli.meshfile import DEFAULT_FILE, is_there, read_mesh
+from meshnet.cli.status import print_json
 from meshnet.cli.terminal import console, format_bytes, visible_text
 from meshnet.domain.errors import MeshnetError, StartError
 from meshnet.weights.store import Store
@@ -51,13 +52,16 @@ def doctor(
     stats_db: Annotated[
         Path | None, typer.Option("--stats-db", help="With --repair-db: this file instead of the home's.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of verdict, what and words.")] = False,
 ) -> None:
     """Check python, packages, disk, memory, ports, state files, models and the tracker. Exit code 1 if one is bad."""
     home, out = home_of(os.environ), console()
     if repair_db:
         raise typer.Exit(repair_databases(home, stats_db))
     findings = list(examine(home))
-    for finding in findings:
+    if as_json:
+        print_json(findings)
+    for finding in () if as_json else findings:
         sign, style = _SIGNS[finding.verdict]
         line = Text.assemble((sign, style), f"  {finding.what:<10}", visible_text(finding.words))
         out.print(line, soft_wrap=True)
@@ -158,7 +162,7 @@ def _ports(home: Home) -> Iterator[Finding]:
 
 def _meshfile() -> Iterator[Finding]:
     path = Path.cwd() / DEFAULT_FILE
-    if not path.is_file():
+    if not is_there(path):
         return
     try:
         mesh = read_mesh(path)

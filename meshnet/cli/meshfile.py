@@ -120,7 +120,12 @@ def find_mesh(config: Path | None, folder: Path) -> MeshFile:
     if config is not None:
         return read_mesh(config)
     default = folder / DEFAULT_FILE
-    return read_mesh(default) if default.is_file() else demo_mesh()
+    return read_mesh(default) if is_there(default) else demo_mesh()
+
+
+def is_there(path: Path) -> bool:
+    """Also a folder or a link to nothing: reading it then says what is wrong, and nobody's demo mesh starts instead."""
+    return path.exists() or path.is_symlink()
 
 
 def read_mesh(path: Path) -> MeshFile:
@@ -128,10 +133,13 @@ def read_mesh(path: Path) -> MeshFile:
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise StartError(f"Cannot read {path}: {error.strerror}.") from None
+        link = " (it is a link to nothing)" if path.is_symlink() and not path.exists() else ""
+        raise StartError(f"Cannot read {path}: {error.strerror}{link}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # tomllib's message ends in "(at line N, column M)".
         raise StartError(f"{path} is not valid TOML: {error}.") from None
+    if not document:
+        raise StartError(f"{path} is empty: it starts nothing. docs/meshnet.toml.example shows what it can say.")
     return build_mesh(document, str(path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -23,9 +24,13 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from meshnet.cli import processes
+from meshnet.cli.connect import open_client
 from meshnet.cli.exits import INTERRUPTED, exit_code_of
+from meshnet.cli.home import home_of
 from meshnet.cli.terminal import complain, console, error_console, format_bytes, visible
-from meshnet.domain.errors import MeshnetError
+from meshnet.client.node import NodeClient
+from meshnet.domain.errors import Conflict, MeshnetError
 from meshnet.weights.catalog import CATALOG
 from meshnet.weights.conversion import EngineProcess
 from meshnet.weights.manifest import Manifest
@@ -107,11 +112,36 @@ def show(
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
-    """Delete a model from the store."""
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    force: Annotated[bool, typer.Option("--force", help="Even while a node of this home serves it.")] = False,
+) -> None:
+    """Delete a model from the store. One that a node of this home serves stays, unless --force is given."""
     with _answering():
+        serving = _serving(name)
+        if serving and not force:
+            raise Conflict(
+                f"{name} is served now by {', '.join(serving)}. Stop what serves it first "
+                f"(meshnet down {' '.join(serving)}), or give --force."
+            )
         freed = remove_model(_store(), name)
     console().print(f"{name} is removed: {format_bytes(freed)} freed.", soft_wrap=True)
+
+
+def _serving(model: str) -> list[str]:
+    """Names of this home's running nodes that serve it; a node that does not answer is not waited for."""
+    found = []
+    for record in processes.living(home_of(os.environ)):
+        if record.kind == "node" and record.url:
+            with contextlib.suppress(MeshnetError):
+                if asyncio.run(_model_of(record.url)) == model:
+                    found.append(record.name)
+    return found
+
+
+async def _model_of(url: str) -> str:
+    async with open_client(os.environ) as http:
+        return (await NodeClient(http, url).status()).model_key
 
 
 def _store() -> Store:
@@ -176,7 +206,7 @@ def _answering() -> Iterator[None]:
         complain(error.message)
         raise typer.Exit(exit_code_of(error)) from error
     except KeyboardInterrupt:
-        complain("interrupted; nothing half-made is left. Pull again to go on.")
+        complain("Interrupted. What was fetched is kept: the same command goes on from there.")
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -17,7 +17,9 @@ from meshnet.cli.home import Home, home_of
 from meshnet.cli.launch import DaemonSpec, run_in_foreground
 from meshnet.cli.meshfile import find_mesh
 from meshnet.cli.terminal import complain, console, error_console, visible
+from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.routing import MAX_ALPHA, MAX_HALF_LIFE_S, POLICY_NAMES, RoutingConfig
+from meshnet.domain.shards import parse_shard
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -182,6 +184,7 @@ def node(
     Without --shard the tracker chooses the layers that help the mesh most and fit the memory; what this machine lacks
     of them is fetched from the mesh.
     """
+    check_shard(shard)
     settings = _given(
         model=model,
         shard=shard,
@@ -238,6 +241,16 @@ def relay(
 def check_routing(**knobs: Any) -> None:
     """Before a process is started that would refuse them. Raises StartError naming the knob and its range."""
     RoutingConfig(**{name: value for name, value in knobs.items() if value is not None})
+
+
+def check_shard(text: str | None) -> None:
+    """Before a process is started that would refuse it. Raises BadParameter (exit code 2)."""
+    if text is None:
+        return
+    try:
+        parse_shard(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message, param_hint="'--shard'") from None
 
 
 def own_trackers(home: Home) -> str | None:

@@ -322,3 +322,16 @@ def test_refused_key_names_its_variable_and_how_to_make_one(mesh: Mesh, capsys: 
     assert main(["chat", "--tracker", mesh[0], "no key"]) == 1
     err = capsys.readouterr().err
     assert "MESHNET_API_KEY" in err and "meshnet keys create NAME --scope chat" in err
+
+
+def test_ctrl_c_ends_a_single_question_on_a_line_of_its_own(machine: Machine, mesh: Mesh) -> None:
+    words = [sys.executable, "-m", "meshnet.cli", "chat", "--tracker", mesh[0], "hold"]
+    chat = subprocess.Popen(words, env=machine.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert chat.stdout is not None
+    try:
+        assert chat.stdout.read(5) == b"Paris"
+        chat.send_signal(signal.SIGINT)
+        out, err = chat.communicate(timeout=20)
+    finally:
+        chat.kill()
+    assert (chat.returncode, out, err) == (130, b"\n", b"stopped\n")

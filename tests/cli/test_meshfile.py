@@ -101,3 +101,18 @@ def test_keys_are_those_of_the_daemons() -> None:
 def test_nodes_share_the_cores(cores: int, threads: int) -> None:
     assert [node["threads"] for node in share_threads(demo_mesh().nodes, cores)] == [threads] * 3
     assert share_threads([{"threads": 7}], 2) == [{"threads": 7}]
+
+
+def test_file_that_is_none_starts_no_demo_mesh(tmp_path: Path) -> None:
+    path = tmp_path / "meshnet.toml"
+    path.mkdir()
+    with pytest.raises(StartError, match=r"Cannot read .*meshnet\.toml: Is a directory"):
+        find_mesh(None, tmp_path)
+    path.rmdir()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StartError, match="it is a link to nothing"):
+        find_mesh(None, tmp_path)
+    path.unlink()
+    path.touch()
+    with pytest.raises(StartError, match="is empty"):
+        find_mesh(None, tmp_path)

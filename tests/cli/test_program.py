@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,7 @@ from conftest import Machine
 
 from meshnet import __version__
 from meshnet.cli import launch, ports
+from meshnet.cli.__main__ import main
 from meshnet.cli.connect import as_url, find_tracker
 from meshnet.cli.exits import exit_code_of
 from meshnet.cli.home import check_name, home_of
@@ -64,6 +68,8 @@ def test_doctor_finds_what_is_wrong(machine: Machine) -> None:
     good = machine.run("doctor")
     assert good.returncode == 0, good.stdout
     assert "smollm2-135m" in good.stdout
+    findings = json.loads(machine.run("doctor", "--json").stdout)
+    assert {"verdict": "ok", "what": "models", "words": "smollm2-135m"} in findings
     (machine.root / "here/meshnet.toml").write_text("[mesh\n")
     bad = machine.run("doctor")
     assert bad.returncode == 1
@@ -200,3 +206,34 @@ def test_daemon_that_listens_everywhere_has_a_usable_address(machine: Machine, b
     record = RunFile(kind="tracker", name="tracker", pid=1, started=1.0, url=f"http://{bound}")
     home.run_file("tracker").write_bytes(msgspec.json.encode(record))
     assert [record.url for record in home.records()] == [f"http://{usable}"]
+
+
+@pytest.mark.parametrize("shard", ["foo", "3-1"])
+def test_shard_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str], shard: str) -> None:
+    assert main(["up", "node", "--shard", shard, "--tracker", "127.0.0.1:9"]) == 2
+    assert "--shard" in capsys.readouterr().err
+
+
+def test_node_whose_tracker_is_nowhere_is_told_to_check_the_address(machine: Machine) -> None:
+    node = machine.run("up", "node", "--shard", "0-14", "--tracker", "127.0.0.1:9")
+    assert node.returncode == 3
+    assert node.stderr.startswith("error: No tracker answers at http://127.0.0.1:9. Check the address")
+
+
+def test_another_programs_address_is_called_no_tracker(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        assert main(["status", "--tracker", f"127.0.0.1:{server.server_address[1]}"]) == 1
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert "error: That is no meshnet tracker" in capsys.readouterr().err
+
+
+def test_key_that_is_none_is_one_line(machine: Machine) -> None:
+    status = machine.run("status", "--tracker", "127.0.0.1:9", MESHNET_API_KEY="schlüssel")
+    assert status.returncode == 1
+    assert "MESHNET_API_KEY is no key" in status.stderr and "Traceback" not in status.stderr

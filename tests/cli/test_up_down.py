@@ -59,7 +59,7 @@ def test_up_restarts_a_daemon_that_died_at_its_old_address(machine: Machine) -> 
     assert "n2" in status.stderr and "does not run any more" in status.stderr
     up = machine.run("up")
     assert up.returncode == 0, up.stderr
-    assert f"n2 died (pid {before['n2']} is not it any more); starting it again." in up.stdout
+    assert f"n2 died (it was pid {before['n2']}); starting it again." in up.stdout
     after = pids(machine)
     assert {name for name in after if after[name] != before[name]} == {"n2"}
     assert home.record("n2").url == url  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_node_whose_tracker_does_not_answer_is_not_started(machine: Machine) -> 
     words = ("--model", "smollm2-135m", "--shard", "0-14", "--tracker", "127.0.0.1:9")
     up = machine.run("up", "node", *words)
     assert up.returncode == 3
-    assert "tracker at http://127.0.0.1:9 is not reachable; start it with: meshnet up" in up.stderr
+    assert "No tracker answers at http://127.0.0.1:9. Check the address" in up.stderr
     (machine.root / "here/meshnet.toml").write_text('[mesh]\ntracker = "127.0.0.1:9"\n[[node]]\nshard = "0-14"\n')
     assert machine.run("up").returncode == 3
     assert pids(machine) == {}
@@ -303,3 +303,11 @@ def test_interrupted_up_says_that_what_was_started_goes_on(machine: Machine) -> 
     assert run.returncode == 130
     assert "What was started goes on" in out
     assert list(pids(machine)) == ["tracker"]
+
+
+def test_model_that_a_node_serves_is_not_removed(machine: Machine) -> None:
+    assert machine.run("up").returncode == 0
+    removed = machine.run("models", "remove", "smollm2-135m")
+    assert removed.returncode == 1
+    assert "smollm2-135m is served now by n1, n2, n3." in removed.stderr
+    assert machine.run("models", "remove", "--force", "smollm2-135m").returncode == 0
