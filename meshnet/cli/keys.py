@@ -30,10 +30,19 @@ SCOPES: dict[str, Scope] = {"chat": "chat", "read": "read", "admin": "admin", "j
 def create(
     name: Annotated[str, typer.Argument(help="Whom or what it is for.")],
     scope: Annotated[
-        list[str] | None, typer.Option("--scope", help="chat, read, admin; or join alone, for nodes. May be repeated.")
+        list[str] | None,
+        typer.Option("--scope", help="chat (default), read, admin; or join, alone. Repeatable."),
     ] = None,
 ) -> None:
-    """Make a key and show it, this once: only its hash is kept."""
+    """Make a key and show it, this once: only its hash is kept.
+
+    \b
+    Examples:
+      meshnet keys create alice                            may chat
+      meshnet keys create laptop --scope read --scope chat
+      export MESHNET_API_KEY=$(meshnet keys create ops --scope admin)
+      meshnet keys create gpu-box --scope join             for a node's MESHNET_JOIN_TOKEN
+    """
     with _answering():
         chosen: frozenset[Scope] = frozenset(_scope(text) for text in scope or ["chat"])
         text, record = make_key(name, chosen, secrets.token_bytes(SECRET_BYTES), time.time())

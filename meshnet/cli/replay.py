@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from meshnet.cli.status import print_json
-from meshnet.cli.terminal import complain, console, visible
+from meshnet.cli.terminal import console, error_console, visible
 from meshnet.domain import decision_log
 from meshnet.domain.decision_log import FILE_ENDING, OLDER_ENDING, DecisionRow, Estimate
 from meshnet.domain.errors import InvalidRequest, NotFound
@@ -50,7 +50,8 @@ def replay(
         return
     console().print(describe(found), soft_wrap=True)
     if found.effective_rows < FEW_ROWS:
-        complain(f"That is worth {found.effective_rows:.0f} decisions of its own: too few to lean on.")
+        words = f"note: that is worth {found.effective_rows:.0f} decisions of its own: too few to lean on."
+        error_console().print(words, soft_wrap=True)
 
 
 def find_log(folder: Path) -> Path:
