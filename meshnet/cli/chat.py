@@ -14,7 +14,7 @@ import typer
 from meshnet.cli import exits
 from meshnet.cli.connect import find_tracker, open_client, strangers_named
 from meshnet.cli.conversation import Conversation, summary
-from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, names_of, with_names, with_node_ids
+from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, with_names, with_node_ids
 from meshnet.cli.terminal import check_text, complain, dim, error_console, visible_text
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import NOT_UTF8, InvalidRequest, MeshnetError
@@ -88,10 +88,10 @@ async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:
         try:
             await ask(tracker, question, wishes, answer, _skip if as_json else _write)
         except MeshnetError as error:
-            error.message = with_names(error.message, await names_of(tracker, answer.call_id))
+            error.message = await with_names(tracker, error.message, answer.call_id)
             raise
         if answer.error is not None:
-            answer.error.message = with_names(answer.error.message, await names_of(tracker, answer.call_id))
+            answer.error.message = await with_names(tracker, answer.error.message, answer.call_id)
         if as_json:
             _write(msgspec.json.encode(as_dict(answer)).decode() + "\n")
         else:

@@ -193,8 +193,8 @@ class Conversation:
         return answer.error is not None
 
     def _complain(self, error: MeshnetError, answer: Answer, before: str = "") -> None:
-        names = self._await(names_of(self._tracker, answer.call_id))
-        complain(before + with_names(error.message, names), hint=hint_of(error))
+        message = self._await(with_names(self._tracker, error.message, answer.call_id))
+        complain(before + message, hint=hint_of(error))
 
     def _wait_for_tracker(self) -> None:
         """Say that it is gone and wait until a model can answer there again; Ctrl-C ends the wait."""

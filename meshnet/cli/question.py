@@ -6,10 +6,10 @@ Knows nothing of terminals; ``write`` is handed the text, piece by piece.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 from meshnet.client.sse import Finish, TextDelta, UsageReport
@@ -20,6 +20,7 @@ from meshnet.wire.messages import NodeMessage
 
 Message = dict[str, str]
 
+_NODE_ID = re.compile(r"\b[a-z0-9]{8,64}\.\d{1,4}-\d{1,4}\b")
 _BROKE = {
     **dict.fromkeys(("unreachable", "link_closed", "link_lost", "silent", "session_lost"), "died"),
     **dict.fromkeys(("shutting_down", "draining"), "left"),
@@ -126,9 +127,13 @@ async def names_of(tracker: TrackerClient, call_id: str = "") -> dict[str, str]:
     return names
 
 
-def with_names(text: str, names: Mapping[str, str]) -> str:
-    """A message with the names that people gave in the place of node_ids."""
-    return reduce(lambda said, node_id: said.replace(node_id, names[node_id]), names, text)
+async def with_names(tracker: TrackerClient, message: str, call_id: str = "") -> str:
+    """A message with the names that people gave in the place of node_ids. Asks only where there is one: a tracker that
+    is lost is not asked for names."""
+    if _NODE_ID.search(message) is None:
+        return message
+    names = await names_of(tracker, call_id)
+    return _NODE_ID.sub(lambda found: names.get(found[0]) or found[0], message)
 
 
 def reroutes(answer: Answer, names: Mapping[str, str]) -> str:
