@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshnet.cli.connect import ask, find_tracker
-from meshnet.cli.question import choose_model, short_route
+from meshnet.cli.question import choose_model, names_of, short_route
 from meshnet.cli.replay import replay
 from meshnet.cli.status import print_json
 from meshnet.cli.tables import plain_table
@@ -31,6 +32,7 @@ from meshnet.wire.routing import (
 
 WATCH_EVERY_S = 4.0
 """ADR-0021's own rhythm for this table."""
+NOBODY: Mapping[str, str] = MappingProxyType({})
 NO_CANDIDATE = "* measured, but no candidate now: it was pinned, or the mesh was another"
 _STYLES = {"proven": "green", "unsampled": "cyan", "stale": "yellow", "decayed": "yellow"}
 
@@ -68,15 +70,22 @@ def routes(
     if as_json:
         print_json(ask(url, lambda client: client.routing(model)))
     elif watch:
-        watch_it(console(), lambda: render(ask(url, lambda client: client.routing(model))), WATCH_EVERY_S)
+        watch_it(console(), lambda: ask(url, lambda client: _drawn(client, model)), WATCH_EVERY_S)
     else:
-        console().print(render(ask(url, lambda client: client.routing(model))))
+        console().print(ask(url, lambda client: _drawn(client, model)))
 
 
-def render(answer: RoutingResponse) -> RenderableType:
+async def _drawn(client: TrackerClient, model: str | None) -> RenderableType:
+    answer = await client.routing(model)
+    nodes = await names_of(client) if any(of.left_out for of in answer.models) else {}
+    return render(answer, nodes)
+
+
+def render(answer: RoutingResponse, nodes: Mapping[str, str] = NOBODY) -> RenderableType:
+    """``nodes``: names by node_id, of those that stand in no candidate."""
     if not answer.models:
         return Text("No node serves a model yet. Start some with: meshnet up")
-    return Group(*(part for model in answer.models for part in _model(model, answer.config)))
+    return Group(*(part for model in answer.models for part in _model(model, answer.config, nodes)))
 
 
 def render_explanation(answer: ExplainResponse) -> RenderableType:
@@ -99,7 +108,7 @@ def names_in(candidates: Iterable[CandidateMessage]) -> dict[str, str]:
     return {hop.node_id: visible(hop.name) for row in candidates for hop in row.hops if hop.name}
 
 
-def _model(model: RoutingModel, config: RoutingConfigMessage) -> Sequence[RenderableType]:
+def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str, str]) -> Sequence[RenderableType]:
     title = (
         f"{visible(model.model_key)}: policy {visible(config.policy)}, explore {config.explore_share:g}, "
         f"alpha {config.weight_alpha:g}, half-life {config.stats_half_life_s:g} s, "
@@ -119,7 +128,7 @@ def _model(model: RoutingModel, config: RoutingConfigMessage) -> Sequence[Render
             f"{row.prior_tps:.1f}",
         )
     notes = [] if all(row.current for row in model.candidates) else [Text(NO_CANDIDATE, "dim")]
-    notes += [Text(f"left out: {visible(who)}: {visible(why)}", "dim") for who, why in model.left_out]
+    notes += [Text(f"left out: {visible(nodes.get(who, who))}: {visible(why)}", "dim") for who, why in model.left_out]
     return [Text(title, "bold"), table, *notes]
 
 

@@ -174,6 +174,15 @@ def test_routes_table() -> None:
     ]
 
 
+def test_nodes_left_out_of_routes_go_by_their_names() -> None:
+    config = RoutingConfigMessage(
+        policy="adr", explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8
+    )
+    model = RoutingModel(model_key="m", topology_epoch=3, candidates=(), left_out=(("walletn9.0-14", "it is loading"),))
+    text = printed(render(RoutingResponse(config=config, models=(model,)), {"walletn9.0-14": "n9"}), 100)
+    assert text.splitlines()[-1] == "left out: n9: it is loading"
+
+
 def test_routes_table_marks_arms_that_are_no_candidates() -> None:
     config = RoutingConfigMessage(
         policy="adr", explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8
