@@ -170,7 +170,7 @@ def test_no_file_is_an_attic() -> None:
 
 
 def test_test_files_have_names_of_their_own() -> None:
-    """Folders of tests without an __init__ share one space of module names: the second of two would not be collected."""
+    """Folders of tests without an __init__ share one space of module names: of two alike, one is not collected."""
     loose = [p for p in (ROOT / "tests").rglob("*.py") if not (p.parent / "__init__.py").exists()]
     names = [p.name for p in loose if p.name != "conftest.py"]
     assert sorted({name for name in names if names.count(name) > 1}) == []
