@@ -1,5 +1,5 @@
-"""Ten thousand things that strangers send, with those of tests/relay/test_relay_fuzz.py: an error of the tree or a message,
-nothing else, and never more memory than the bytes that came."""
+"""Ten thousand things that strangers send, with those of tests/relay/test_relay_fuzz.py: an error of the tree or a
+message, nothing else, and never more memory than the bytes that came."""
 
 from __future__ import annotations
 
