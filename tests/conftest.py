@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -16,6 +18,17 @@ from meshnet.weights.sources.package import Pip
 from meshnet.weights.store import Store
 
 REAL_MODEL = "smollm2-135m"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A daemon's ``main`` run inside a test configures logging for the whole process: the next test must not inherit it."""
+    names = (None, "daemons", "meshnet")
+    before = {name: (logging.getLogger(name).level, list(logging.getLogger(name).handlers)) for name in names}
+    yield
+    for name, (level, handlers) in before.items():
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
