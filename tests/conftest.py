@@ -22,7 +22,7 @@ REAL_MODEL = "smollm2-135m"
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A daemon's ``main`` run inside a test configures logging for the whole process: the next test must not inherit it."""
+    """A daemon's ``main`` in a test configures the whole process's logging: the next test must not inherit that."""
     names = (None, "daemons", "meshnet")
     before = {name: (logging.getLogger(name).level, list(logging.getLogger(name).handlers)) for name in names}
     yield
