@@ -150,7 +150,11 @@ class Fleet:
         async with asyncio.timeout(within_s), httpx.AsyncClient(trust_env=False) as http:
             for name, process in self.processes.items():
                 while name != "tracker" and not process.is_dead:
-                    status = (await http.get(f"{self.listens_at(name)}/v1/status")).json()
+                    url = self.listens_at(name)
+                    if not url:  # It was started a moment ago and does not say yet where it listens.
+                        await asyncio.sleep(LOOK_S)
+                        continue
+                    status = (await http.get(f"{url}/v1/status")).json()
                     if not status["sessions"] and not status["kv_reserved_bytes"]:
                         break
                     await asyncio.sleep(LOOK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sqlite3
 import subprocess
@@ -128,6 +129,7 @@ def test_locked_file_warns_keeps_going_and_catches_up(
     path: Path, locked: tuple[Database, Waiting, sqlite3.Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
     database, waiting, other = locked
+    caplog.set_level(logging.WARNING, logger="daemons.tracker.store")
     database.keep_event(1, NOW, b"one", waiting.note(1))
     assert waiting.until(1) == [1], "people see it although the disk does not have it"
     assert "locked" in database.status and "wait in memory" in database.status

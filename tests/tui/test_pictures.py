@@ -23,7 +23,17 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+# Two answers at once: on a busy machine one side may draw a moment later than the other.
+AT_ONCE = "race-120"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+@pytest.mark.parametrize(
+    "picture",
+    [
+        pytest.param(picture, id=picture.name, marks=[pytest.mark.full] if picture.name == AT_ONCE else [])
+        for picture in PICTURES
+    ],
+)
 def test_picture(picture: Picture, snap_compare: Callable[..., bool]) -> None:
     assert snap_compare(picture.app(), terminal_size=picture.size, run_before=picture.prepare)
