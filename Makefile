@@ -53,11 +53,14 @@ test-full: $(STAMP) ## The long matrices too
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "not full and not slow and not real" -x
 
+# Rooms whose tests start processes or draw whole screens: seconds each, so they wait for make test.
+IN_MAKE_TEST := $(addprefix --ignore=tests/,cli tui relay failover security bench weights test_light.py)
+
 check: $(STAMP) ## Format, lint, types, floors and fast tests: under 90 s warm
 	@$(BIN)/ruff format -q .
 	@$(BIN)/ruff check -q --fix .
 	@$(BIN)/pyright
-	@$(BIN)/python -m pytest -q -m "not full and not slow and not real" -n 2
+	@$(BIN)/python -m pytest -q -m "not full and not slow and not real" -n 2 --dist worksteal $(IN_MAKE_TEST)
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
