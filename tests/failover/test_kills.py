@@ -133,7 +133,7 @@ async def tail_in_use(fleet: Fleet) -> str:
     return await fleet.name_of(call.attempts[-1].hops[-1].node_id)
 
 
-@pytest.mark.full  # On a busy machine a call can use up its re-routes before the spare is back.
+@pytest.mark.full  # Fails beside other tests, passes alone: all re-routes are used up. The cause is not found yet.
 async def test_kill_in_the_prefill_of_the_replay(fleet: Fleet, tasks: Tasks) -> None:
     """The spare that takes over dies in its first prefill, which is the replay's; the one after it answers."""
     prompt = "kill in the prefill of the replay"
@@ -150,7 +150,7 @@ async def test_kill_in_the_prefill_of_the_replay(fleet: Fleet, tasks: Tasks) -> 
     await fleet.all_free()
 
 
-@pytest.mark.full  # On a busy machine a call can use up its re-routes before the spare is back.
+@pytest.mark.full  # Fails beside other tests, passes alone: all re-routes are used up. The cause is not found yet.
 async def test_spare_that_appears_in_time_goes_on(fleet: Fleet, tasks: Tasks) -> None:
     prompt = "the only holder dies and comes back"
     listening = Listening(fleet.client, prompt, N_TOKENS, tasks)

@@ -23,7 +23,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-# Two answers at once: on a busy machine one side may draw a moment later than the other.
+# Two answers at once. Fails beside other tests, passes alone; the cause is not found yet.
 AT_ONCE = "race-120"
 
 
