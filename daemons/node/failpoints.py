@@ -14,19 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshnet.domain.engine import (
-    EngineSpeed,
-    KvUse,
-    ModelFacts,
-    Rows,
-    SessionKey,
-    SessionPlan,
-    ShardEngine,
-    StepItem,
-    StepResult,
-)
+from daemons.node.wrapped import WrappedEngine
+from meshnet.domain.engine import SessionKey, SessionPlan, ShardEngine, StepItem, StepResult
 from meshnet.domain.errors import NodeFailed, StartError
-from meshnet.domain.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +46,14 @@ def fail_point_of(environ: Mapping[str, str]) -> FailPoint | None:
     return FailPoint(where, action, int(number or 0))
 
 
-class FailingEngine:
-    """Fulfils ShardEngine by another one until its point is reached."""
+class FailingEngine(WrappedEngine):
+    """As ``inner`` until its point is reached."""
 
     def __init__(self, inner: ShardEngine, point: FailPoint) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._point = point
         self._reached = False
         self._tokens: Counter[SessionKey] = Counter()
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._inner.facts
-
-    @property
-    def shard(self) -> Shard:
-        return self._inner.shard
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
         if self._point.where == "open":
@@ -109,15 +91,3 @@ class FailingEngine:
     def close(self, key: SessionKey) -> None:
         self._tokens.pop(key, None)
         self._inner.close(key)
-
-    def forward(self, rows: Rows | Sequence[int], start_layer: int, end_layer: int) -> Rows:
-        return self._inner.forward(rows, start_layer, end_layer)
-
-    def kv_use(self) -> KvUse:
-        return self._inner.kv_use()
-
-    def kv_bytes_per_token(self, start_layer: int, end_layer: int) -> int:
-        return self._inner.kv_bytes_per_token(start_layer, end_layer)
-
-    def measure(self) -> EngineSpeed:
-        return self._inner.measure()

@@ -6,38 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from meshnet.domain.engine import (
-    EngineSpeed,
-    KvUse,
-    ModelFacts,
-    Rows,
-    SessionKey,
-    SessionPlan,
-    ShardEngine,
-    StepItem,
-    StepResult,
-)
-from meshnet.domain.shards import Shard
+from daemons.node.wrapped import WrappedEngine
+from meshnet.domain.engine import EngineSpeed, SessionKey, SessionPlan, ShardEngine, StepItem, StepResult
 
 
-class SlowedEngine:
-    """Fulfils ShardEngine by another one. The delay counts as computing, and in what it measures of itself."""
+class SlowedEngine(WrappedEngine):
+    """The delay counts as computing, and in what it measures of itself."""
 
     def __init__(
         self, inner: ShardEngine, delay_per_layer_s: float, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._delay_s = delay_per_layer_s
         self._sleep = sleep
         self._layers: dict[SessionKey, int] = {}
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._inner.facts
-
-    @property
-    def shard(self) -> Shard:
-        return self._inner.shard
 
     def open(self, key: SessionKey, plan: SessionPlan) -> None:
         self._inner.open(key, plan)
@@ -51,15 +33,6 @@ class SlowedEngine:
     def close(self, key: SessionKey) -> None:
         self._layers.pop(key, None)
         self._inner.close(key)
-
-    def forward(self, rows: Rows | Sequence[int], start_layer: int, end_layer: int) -> Rows:
-        return self._inner.forward(rows, start_layer, end_layer)
-
-    def kv_use(self) -> KvUse:
-        return self._inner.kv_use()
-
-    def kv_bytes_per_token(self, start_layer: int, end_layer: int) -> int:
-        return self._inner.kv_bytes_per_token(start_layer, end_layer)
 
     def measure(self) -> EngineSpeed:
         speed = self._inner.measure()
