@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.tui.debian import need
 
 PUBLIC = "10.78.0.1"
 """The public host's address, on its loopback interface, so that every house reaches it by its own line."""
@@ -50,13 +53,14 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def can_make_namespaces() -> bool:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
+def need_namespaces() -> None:
+    """Skips where none can be made; iproute2 is installed where it is only missing."""
+    ip = need("ip", "iproute2")
     name = f"mn-try-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made
+    made = subprocess.run([ip, "netns", "add", name], capture_output=True, text=True, check=False)
+    subprocess.run([ip, "netns", "del", name], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
 
 
 @dataclass
@@ -75,9 +79,15 @@ class Town:
     def public(self) -> str:
         return f"{self.tag}-pub"
 
+    @property
+    def island(self) -> str:
+        """A host with nothing but loopback."""
+        return f"{self.tag}-alone"
+
     def build(self, n_houses: int) -> None:
-        self._ip("netns", "add", self.public)
-        self._ip("-n", self.public, "link", "set", "lo", "up")
+        for place in (self.public, self.island):
+            self._ip("netns", "add", place)
+            self._ip("-n", place, "link", "set", "lo", "up")
         self._ip("-n", self.public, "addr", "add", f"{PUBLIC}/32", "dev", "lo")
         for number in range(n_houses):
             house = f"{self.tag}-h{number}"
@@ -92,12 +102,15 @@ class Town:
             self._ip("-n", house, "route", "add", "default", "via", f"10.79.{number}.1")
 
     def tear_down(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for place in (*self.houses, self.public):
+        self.kill(*self.processes)
+        for place in (*self.houses, self.public, self.island):
             subprocess.run(["ip", "netns", "del", place], capture_output=True, check=False)
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            if self.processes[name].poll() is None:
+                self.processes[name].kill()
+            self.processes[name].wait()
 
     def _ip(self, *words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -109,9 +122,9 @@ class Town:
             (home / "models").symlink_to(self.models)
         return home
 
-    def meshnet(self, *words: str) -> str:
-        """A command on the public host; its standard output."""
-        return self.run(self.public, "-m", "meshnet.cli", *words).stdout
+    def meshnet(self, *words: str, place: str = "") -> str:
+        """A command on the public host, or at ``place``; its standard output."""
+        return self.run(place or self.public, "-m", "meshnet.cli", *words).stdout
 
     def run(self, place: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = ["ip", "netns", "exec", place, sys.executable, *words]
@@ -154,6 +167,20 @@ class Town:
         own = {"MESHNET_HOME": str(self.home(place)), "OMP_NUM_THREADS": "1"}
         return {**os.environ, **self.environ, **own}
 
+    def chat(self, url: str, prompt: str, tokens: int, place: str = "") -> str:
+        """What ``meshnet chat`` answers, on the public host or at ``place``."""
+        words = ("--tracker", url, "--temperature", "0", "--max-tokens", str(tokens), prompt)
+        return self.meshnet("chat", *words, place=place).removesuffix("\n")
+
+    def capture(self, place: str, name: str) -> None:
+        """From now on, write every packet of every interface there into the file ``name``."""
+        process = self.start(place, name, "-c", CAPTURE, str(self.folder / f"{name}.packets"), out=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline()
+        process.stdout.close()
+
+    def captured(self, name: str) -> bytes:
+        return (self.folder / f"{name}.packets").read_bytes()
+
     def ask(self, url: str, prompt: str, tokens: int, name: str = "ask") -> subprocess.Popen[bytes]:
         """A chat from the public host; its pieces come on standard output, one JSON string a line."""
         body = {
@@ -191,5 +218,5 @@ def town(folder: Path, models: Path, n_houses: int) -> Iterator[Town]:
         made.tear_down()
 
 
-def flags(**values: Sequence[str] | str) -> list[str]:
+def flags(**values: object) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
