@@ -6,7 +6,7 @@ A call holds the tokens its attempts produced, so that the next one can go on fr
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -14,17 +14,14 @@ from msgspec import structs
 from daemons.tracker.attempts import Ended
 from daemons.tracker.outbox import Outbox
 from daemons.tracker.planner import Plan
-from daemons.tracker.routing_views import decision_message, route_hops
+from daemons.tracker.routing_views import NameOf, decision_message, route_hops
 from meshnet.domain.errors import InvalidRequest, MeshnetError, NotFound
-from meshnet.domain.ids import CallId, NodeId
+from meshnet.domain.ids import CallId
 from meshnet.domain.routing import HopTiming, Mode
 from meshnet.wire.messages import Delta, Finished
 from meshnet.wire.openai import ChatRequest
 from meshnet.wire.routing import AttemptMessage, CallMessage, CallsResponse, RouteHop
 from meshnet.wire.routing import Outcome as CallOutcome
-
-Names = Mapping[NodeId, str]
-"""node_id -> what its owner calls it, for display."""
 
 MAX_PAGE = 500
 """Calls of one answer: about 1 MB of JSON."""
@@ -70,12 +67,12 @@ class Try:
             for hop, (queued, computing) in zip(hops, self.hop_us, strict=True)
         )
 
-    def message(self, arrived_at: float, names: Names) -> AttemptMessage:
+    def message(self, arrived_at: float, name_of: NameOf) -> AttemptMessage:
         ended = self.ended
         return AttemptMessage(
             attempt=self.number,
             decision=decision_message(self.plan),
-            hops=self._hops(names),
+            hops=self._hops(name_of),
             started_s=round(self.started_at - arrived_at, 6),
             ended_s=None if self.ended_at is None else round(self.ended_at - arrived_at, 6),
             code="cancelled" if self.cancelled else (ended.code or None) if ended else None,
@@ -83,9 +80,9 @@ class Try:
             culprit=ended.culprit if ended else None,
         )
 
-    def _hops(self, names: Names) -> tuple[RouteHop, ...]:
+    def _hops(self, name_of: NameOf) -> tuple[RouteHop, ...]:
         """Times are the means of this attempt's decoded tokens."""
-        hops = route_hops(self.plan.decision.route.hops, names, self.plan.loads)
+        hops = route_hops(self.plan.decision.route.hops, name_of, self.plan.loads)
         if len(self.hop_us) != len(hops) or not self.timed_tokens:
             return hops
         return tuple(
@@ -134,7 +131,7 @@ class Call:
     def end(self, outcome: CallOutcome, now: float, error: MeshnetError | None = None) -> None:
         self.outcome, self.error, self.ended_at = outcome, error, now
 
-    def message(self, now: float, names: Names) -> CallMessage:
+    def message(self, now: float, name_of: NameOf) -> CallMessage:
         finished, ended_at = self.finished, self.ended_at or now
         last = self.tries[-1].plan.decision if self.tries else None
         return CallMessage(
@@ -145,7 +142,7 @@ class Call:
             outcome=self.outcome,
             mode=self.mode,
             signature=last.signature if last else "",
-            attempts=tuple(attempt.message(self.arrived_at, names) for attempt in self.tries),
+            attempts=tuple(attempt.message(self.arrived_at, name_of) for attempt in self.tries),
             stream=self.request.stream,
             prompt_tokens=finished.prompt_tokens if finished else len(self.prompt_ids or ()),
             completion_tokens=finished.completion_tokens if finished else len(self.produced),
@@ -173,14 +170,14 @@ class CallWall:
         self,
         now: Callable[[], float],
         max_calls: int,
-        names: Callable[[], Names],
+        name_of: NameOf,
         on_closed: Callable[[Call, CallMessage], None] = lambda call, message: None,
     ) -> None:
         """``on_closed`` hears of each call that ended, with all its tokens."""
         self._on_closed = on_closed
         self._now = now
         self._max_calls = max_calls
-        self._names = names
+        self._name_of = name_of
         self._seq = 0
         self._running: dict[CallId, Call] = {}
         self._ended: OrderedDict[CallId, CallMessage] = OrderedDict()
@@ -194,7 +191,7 @@ class CallWall:
 
     def closed(self, call: Call) -> CallMessage:
         self._running.pop(call.call_id, None)
-        message = self._ended[call.call_id] = call.message(self._now(), self._names())
+        message = self._ended[call.call_id] = call.message(self._now(), self._name_of)
         while len(self._ended) > self._max_calls:
             self._ended.popitem(last=False)
         self._on_closed(call, message)
@@ -218,7 +215,7 @@ class CallWall:
         """Raises NotFound."""
         call = self._running.get(CallId(call_id))
         if call is not None:
-            return call.message(self._now(), self._names())
+            return call.message(self._now(), self._name_of)
         message = self._ended.get(CallId(call_id))
         if message is None:
             raise NotFound(f"There is no call {call_id} on the wall.", param="call_id")
@@ -251,8 +248,8 @@ class CallWall:
         """Newest first; ``node`` is a node_id or its beginning, anywhere in the call's routes."""
         if not 1 <= limit <= MAX_PAGE:
             raise InvalidRequest(f"limit is {limit}; it must be 1 to {MAX_PAGE}.", param="limit")
-        now, names = self._now(), self._names()
-        calls = [*self._ended.values(), *(call.message(now, names) for call in self._running.values())]
+        now, name_of = self._now(), self._name_of
+        calls = [*self._ended.values(), *(call.message(now, name_of) for call in self._running.values())]
         wanted = sorted(
             (call for call in calls if before is None or call.seq < before), key=lambda call: call.seq, reverse=True
         )

@@ -101,7 +101,7 @@ class ChatService:
             raise Overloaded(STOPPING, code="shutting_down", retry_after_s=5.0)
         call_id = CallId(f"call-{secrets.token_hex(12)}")
         self._on_demand(request.model, call_id)
-        if request.model not in self._fleet.model_keys():
+        if not self._fleet.knows(request.model):
             raise _no_such_model(request.model, self._fleet)
         if not request.seed_given:
             sampling = replace(request.generation.sampling, seed=self._rng.getrandbits(63))

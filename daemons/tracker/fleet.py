@@ -193,8 +193,20 @@ class Fleet:
 
     def model_keys(self) -> list[ModelKey]:
         """Models that are here, or were within REMEMBER_S."""
-        known = {key for key, node in self._departed.items() if self._now() - node.heard_at <= REMEMBER_S}
-        return sorted(known | {lease.node.model_key for lease in self._leases.values()})
+        return sorted(self._remembered() | {lease.node.model_key for lease in self._leases.values()})
+
+    def knows(self, model_key: str) -> bool:
+        """Whether it is one of ``model_keys``, for every request to ask: ends at the first node that has it."""
+        here = any(lease.node.model_key == model_key for lease in self._leases.values())
+        return here or model_key in self._remembered()
+
+    def _remembered(self) -> set[ModelKey]:
+        return {key for key, node in self._departed.items() if self._now() - node.heard_at <= REMEMBER_S}
+
+    def name_of(self, node_id: NodeId) -> str:
+        """What its owner calls it; "" for a node that is not here."""
+        lease = self._leases.get(node_id)
+        return lease.node.name if lease is not None else ""
 
     def last_seen(self, model_key: str) -> Node | None:
         """The node of this model that left last."""

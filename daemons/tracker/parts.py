@@ -105,7 +105,7 @@ class Tracker:
             config.trusted_wallets(),
         )
         self.events = EventLog(clock.wall, keep=self.supply.on_event)
-        self.wall = CallWall(clock.now, config.max_calls_kept, self._names, self._on_call)
+        self.wall = CallWall(clock.now, config.max_calls_kept, self.fleet.name_of, self._on_call)
         self.supply.attach(self.wall, self.events, config.max_calls_kept)
         self.metrics = Metrics(self.fleet, lambda: len(self.wall.running))
         self.auditor = Auditor(
@@ -167,9 +167,6 @@ class Tracker:
         if self._decisions is not None:
             self._decisions.add(plan, outcome)
 
-    def _names(self) -> dict[NodeId, str]:
-        return {node.node_id: node.name for node in self.fleet.nodes()}
-
     async def _reap(self) -> None:
         self.fleet.tick()
 
@@ -180,7 +177,7 @@ class Tracker:
     def _on_demand(self, model_key: str, call_id: CallId) -> None:
         """A model that could be assigned counts although nobody holds it: that is how it comes to be held. Names that
         clients make up do not."""
-        if model_key not in self.fleet.model_keys() and not self.supply.assignments.is_stored(model_key):
+        if not self.fleet.knows(model_key) and not self.supply.assignments.is_stored(model_key):
             return
         self.metrics.demand(model_key)
         self.demand.record(model_key, call_id, self.clock.wall())

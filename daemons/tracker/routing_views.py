@@ -22,8 +22,8 @@ from meshnet.wire.routing import (
     RoutingResponse,
 )
 
-Names = Mapping[NodeId, str]
-"""node_id -> what its owner calls it, for display."""
+NameOf = Callable[[NodeId], str]
+"""What a node's owner calls it, for display; "" where nobody knows."""
 
 Shares = Mapping[str, float]
 """signature -> its part of a model's calls of late; empty where there were none."""
@@ -51,8 +51,8 @@ def routing(
 
 def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey, shares: Shares) -> RoutingModel:
     rows = planner.table(model_key)
-    names = {node.node_id: node.name for node in fleet.nodes()}
-    shown = (*_candidates(rows, names, planner), *_remembered(rows, names, planner, model_key))
+    name_of = fleet.name_of
+    shown = (*_candidates(rows, name_of, planner), *_remembered(rows, name_of, planner, model_key))
     if shares:
         shown = tuple(structs.replace(row, actual_share=shares.get(row.signature, 0.0)) for row in shown)
     return RoutingModel(
@@ -64,15 +64,15 @@ def _routing(fleet: Fleet, planner: Planner, model_key: ModelKey, shares: Shares
     )
 
 
-def _candidates(rows: Sequence[ArmRow], names: Names, planner: Planner) -> tuple[CandidateMessage, ...]:
-    return tuple(_candidate(row, names, planner) for row in rows)
+def _candidates(rows: Sequence[ArmRow], name_of: NameOf, planner: Planner) -> tuple[CandidateMessage, ...]:
+    return tuple(_candidate(row, name_of, planner) for row in rows)
 
 
-def _candidate(row: ArmRow, names: Names, planner: Planner) -> CandidateMessage:
+def _candidate(row: ArmRow, name_of: NameOf, planner: Planner) -> CandidateMessage:
     candidate = row.candidate
     return CandidateMessage(
         signature=candidate.signature,
-        hops=tuple(_with_time(hop, planner) for hop in route_hops(candidate.route.hops, names, candidate.loads)),
+        hops=tuple(_with_time(hop, planner) for hop in route_hops(candidate.route.hops, name_of, candidate.loads)),
         status=row.status,
         prior_tps=candidate.prior_tps,
         learned_tps=row.tps,
@@ -100,7 +100,7 @@ def _with_time(hop: RouteHop, planner: Planner) -> RouteHop:
 
 
 def _remembered(
-    rows: Sequence[ArmRow], names: Names, planner: Planner, model_key: ModelKey
+    rows: Sequence[ArmRow], name_of: NameOf, planner: Planner, model_key: ModelKey
 ) -> Iterator[CandidateMessage]:
     """Arms that were measured and are no candidate now (pinned ones, and those of nodes that left), best first."""
     shown = {row.candidate.signature for row in rows}
@@ -111,7 +111,7 @@ def _remembered(
         hops = [Hop(node_id, "", start, end) for node_id, start, end in parse_signature(signature)[1]]
         yield CandidateMessage(
             signature=signature,
-            hops=route_hops(hops, names),
+            hops=route_hops(hops, name_of),
             status=arm.status,
             prior_tps=0.0,
             learned_tps=arm.tps,
@@ -125,12 +125,12 @@ def _remembered(
         )
 
 
-def route_hops(hops: Sequence[Hop], names: Names, loads: Sequence[int] = ()) -> tuple[RouteHop, ...]:
+def route_hops(hops: Sequence[Hop], name_of: NameOf, loads: Sequence[int] = ()) -> tuple[RouteHop, ...]:
     """``loads`` run along the hops; without them they are 0."""
     return tuple(
         RouteHop(
             node_id=hop.node_id,
-            name=names.get(hop.node_id, ""),
+            name=name_of(hop.node_id),
             start_layer=hop.start_layer,
             end_layer=hop.end_layer,
             load=load,
@@ -142,12 +142,11 @@ def route_hops(hops: Sequence[Hop], names: Names, loads: Sequence[int] = ()) -> 
 
 def explain(fleet: Fleet, planner: Planner, model_key: str, plan: Plan, policy: str | None) -> ExplainResponse:
     rows = planner.table(model_key, policy)
-    names = {node.node_id: node.name for node in fleet.nodes()}
     return ExplainResponse(
         model_key=model_key,
         topology_epoch=plan.epoch,
         decision=decision_message(plan),
-        candidates=_candidates(rows, names, planner),
+        candidates=_candidates(rows, fleet.name_of, planner),
         left_out=_left_out(rows, planner, model_key),
     )
 

@@ -31,6 +31,9 @@ RETRY_S = 1.0
 """Between two tries while the file cannot be written."""
 MAX_WAITING = 50_000
 """Writes kept in memory meanwhile, about 50 MB: an hour of 2 calls a second. Beyond it the oldest are lost, counted."""
+GATHER_S = 0.02
+"""From the first write that waits to its commit: what comes meanwhile goes with it. Every commit waits for the disk
+and takes a turn of the processor from the calls; raising it shows events later and loses more of them in a crash."""
 CLOSE_S = 3.0
 """How long a stop waits for the last commit; the whole stop is promised within 5 s."""
 EVENT_DAYS, CALL_DAYS, USAGE_DAYS = 7, 30, 400
@@ -98,6 +101,8 @@ class Database:
         self._demand: Sequence[BucketRow] | None = None
         self._saved_demand: Callable[[], None] | None = None
         self._closing = False
+        self._hurry = threading.Event()
+        """Set with ``_closing``: nothing more is gathered."""
         self._lost = 0
         self._trouble = ""
         self._post: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -179,6 +184,7 @@ class Database:
         with self._changed:
             self._closing = True
             self._changed.notify()
+            self._hurry.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive() or self._trouble:
@@ -206,6 +212,8 @@ class Database:
             with self._changed:
                 while not (self._waiting or self._demand is not None or self._closing):
                     self._changed.wait()
+            self._hurry.wait(GATHER_S)
+            with self._changed:
                 writes, self._waiting = list(self._waiting), deque()
                 demand, self._demand = self._demand, None
                 on_saved, closing = self._saved_demand, self._closing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from meshnet.domain.ids import ModelKey, NodeId
 from meshnet.domain.nodes import Node
@@ -19,12 +20,13 @@ def layer_depths(nodes: Sequence[Node], n_layers: int) -> list[int]:
 
 
 def shard_depths(shards: Iterable[Shard], n_layers: int) -> list[int]:
-    """How many of the shards hold each layer, 0..n_layers - 1."""
-    depths = [0] * n_layers
+    """How many of the shards hold each layer, 0..n_layers - 1. O(shards + layers): every search of routes asks."""
+    steps = [0] * (n_layers + 1)
     for shard in shards:
-        for layer in range(shard.start, min(shard.end, n_layers - 1) + 1):
-            depths[layer] += 1
-    return depths
+        if shard.start < n_layers:
+            steps[shard.start] += 1
+            steps[min(shard.end + 1, n_layers)] -= 1
+    return list(accumulate(steps[:-1]))
 
 
 def uncovered_layers(nodes: Sequence[Node]) -> list[int]:

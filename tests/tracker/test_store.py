@@ -245,7 +245,7 @@ def test_calls_and_ids_go_on_after_a_clean_stop() -> None:
 
 
 def wall() -> CallWall:
-    return CallWall(lambda: 0.0, 10, dict)
+    return CallWall(lambda: 0.0, 10, lambda node_id: "")
 
 
 def test_thousand_models_load_within_a_second(path: Path) -> None:
