@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import secrets
 import ssl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,17 +29,19 @@ from daemons.tracker.doors import make_guard
 from daemons.tracker.parts import Clock, Identity, Tracker
 from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig
-from daemons.tracker.store import Database, open_database
+from daemons.tracker.store import Database, Saved, open_database
 from daemons.tracker.supply import Means
 from meshnet.client.http import Credentials, open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.decision_log import FILE_ENDING
-from meshnet.domain.errors import MeshnetError, StartError
+from meshnet.domain.errors import MeshnetError
 from meshnet.domain.keys import check_bind
 from meshnet.domain.slices import next_generation
 from meshnet.weights.places import state_root, store_root
 from meshnet.weights.store import Store
 from meshnet.wire.keyfile import KEY_FILE
+
+log = logging.getLogger(__name__)
 
 TIMEOUTS = {
     "connect": "a link to a head may take to open",
@@ -126,9 +130,8 @@ async def _serve(
     keys: KeyFile,
     tls: ssl.SSLContext | None,
 ) -> None:
-    saved = database.load(settings.max_calls_kept)
-    tracker_id = saved.tracker_id or tracker_id_of(root / "trackers" / f"{settings.name}.id")
-    identity = Identity(tracker_id, secrets.token_hex(8), next_generation(saved.generation, clock.wall()), key)
+    saved = rightful(database.load(settings.max_calls_kept), key.wallet)
+    identity = Identity(key.wallet, secrets.token_hex(8), next_generation(saved.generation, clock.wall()), key)
     rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
     seal = Seal(key, clock.now, clock.wall, lambda: secrets.token_hex(16), required=settings.profile != "local")
     connector = MeshConnector(key, seal.link_ticket, settings.check_address, limit=0)
@@ -167,19 +170,13 @@ def decision_log(root: Path, settings: TrackerConfig, boot: str) -> DecisionLog 
     return DecisionLog(path, boot, settings.decision_log_mib * 1024 * 1024)
 
 
-def tracker_id_of(path: Path) -> str:
-    """This tracker's id: drawn once, kept in ``path``. Raises StartError naming the file that cannot be used."""
-    try:
-        if path.exists() and (text := path.read_text("ascii").strip()):
-            return text
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = secrets.token_hex(8)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(drawn)
-        temporary.replace(path)
-        return drawn
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"Cannot use {path}: {error}.") from None
+def rightful(saved: Saved, tracker_id: str) -> Saved:
+    """What was kept, without the counts of another tracker: its peers still add up those under the old id, and two
+    trackers that count them would double them."""
+    if not saved.demand or saved.tracker_id in (None, tracker_id):
+        return saved
+    log.warning("counts of demand are another tracker's and are left out old=%s ours=%s", saved.tracker_id, tracker_id)
+    return replace(saved, demand=())
 
 
 if __name__ == "__main__":

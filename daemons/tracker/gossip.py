@@ -1,7 +1,8 @@
 """Sharing demand with other trackers: slices there and back, one round trip per peer and interval (ADR-0030).
 
 A peer that is down is asked ever more rarely and slows nothing: each has its own loop, requests have none of this in
-their way. What a slice means and how slices merge is ``domain.demand``'s.
+their way. Slices travel as their origins signed them, through whomever (ADR-0042). What a slice means and how slices
+merge is ``domain.demand``'s.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from daemons.kit.tasks import Tasks, every
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.errors import MeshnetError
-from meshnet.domain.slices import Slice
 from meshnet.wire import api
-from meshnet.wire.demand import GossipMessage, GossipSlice, PeerStats
+from meshnet.wire.demand import GossipMessage, PeerStats
+from meshnet.wire.slices import open_slice, sign_slice
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +32,8 @@ MOST_S = 120.0
 """A peer that stays down is asked this often, so that it counts again two minutes after its return at most."""
 SKEW_S = 60.0
 """A peer whose clock is off by more is named: its buckets are a minute wide."""
-ENTRY_BYTES = 28
-"""About what one bucket takes in JSON, keys included: to stay below the cap on bodies."""
-SLICE_BYTES = 200
+HEAD_BYTES = 256
+"""Of a message beside its slices, to stay below the cap on bodies."""
 
 
 class Peer(Protocol):
@@ -53,7 +56,8 @@ class _Line:
 
 
 class Gossip:
-    """``now`` is monotonic; ``now_wall`` dates buckets."""
+    """``now`` is monotonic; ``now_wall`` dates buckets. ``key`` signs our own slice, whose id is its wallet; without
+    one we vouch for no counts and only pass on what others signed."""
 
     def __init__(
         self,
@@ -62,12 +66,14 @@ class Gossip:
         now: Callable[[], float],
         now_wall: Callable[[], float],
         rng: Random,
+        key: Ed25519PrivateKey | None = None,
     ) -> None:
         self._demand = demand
         self._lines = [_Line(peer) for peer in peers]
         self._now = now
         self._now_wall = now_wall
         self._rng = rng
+        self._key = key
 
     def start(self, tasks: Tasks) -> None:
         """One loop per peer."""
@@ -81,7 +87,8 @@ class Gossip:
             await self._exchange(line)
 
     def answer(self, message: GossipMessage) -> GossipMessage:
-        """Take in what a peer sends; give what we have. Raises InvalidRequest for a slice beyond its bounds."""
+        """Take in what a peer sends; give what we have. Raises InvalidRequest for a slice beyond its bounds or not
+        signed by its origin; then nothing of the message is taken."""
         self._merge(message)
         return self._message()
 
@@ -118,56 +125,33 @@ class Gossip:
 
     def _message(self) -> GossipMessage:
         now_wall = self._now_wall()
-        own, *others = self._demand.slices_to_send(now_wall)
-        sent, room = [own], api.MAX_GOSSIP_BODY_BYTES - _size(own)
-        for slice_ in others:
-            room -= _size(slice_)
+        sent, room = [], api.MAX_GOSSIP_BODY_BYTES - HEAD_BYTES
+        for text in self._texts(now_wall):
+            room -= _size(text)
             if room > 0:
-                sent.append(slice_)
-        return GossipMessage(
-            sender=self._demand.tracker_id, sent_at=now_wall, slices=tuple(_to_wire(slice_) for slice_ in sent)
-        )
+                sent.append(text)
+        return GossipMessage(sender=self._demand.tracker_id, sent_at=now_wall, slices=tuple(sent))
+
+    def _texts(self, now_wall: float) -> list[str]:
+        """Our own slice first, then the peers' as they came."""
+        own, *others = self._demand.slices_to_send(now_wall)
+        mine = [sign_slice(self._key, own)] if self._key is not None else []
+        return [*mine, *(slice_.signed for slice_ in others)]
 
     def _merge(self, message: GossipMessage) -> str:
         """What an operator should know of it, or ""."""
         now_wall = self._now_wall()
-        outcomes = {self._demand.merge_slice(_from_wire(slice_), now_wall) for slice_ in message.slices}
+        slices = [open_slice(text) for text in message.slices]  # All are read before any is taken.
+        outcomes = {self._demand.merge_slice(slice_, now_wall) for slice_ in slices}
         if "twin" in outcomes:
             log.warning("another tracker runs under our id tracker_id=%s", self._demand.tracker_id)
-            return "another tracker counts under our id: one of the two runs with a copied statistics file"
+            return "another tracker counts under our id: one of the two runs with a copied key"
         skew_s = message.sent_at - now_wall
         if abs(skew_s) > SKEW_S:
             return f"its clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} ours"
         return "too many peers: some are not added up" if "full" in outcomes else ""
 
 
-def _size(slice_: Slice) -> int:
-    windows = (counts for model in slice_.buckets.values() for counts in model.values())
-    return SLICE_BYTES * (1 + len(slice_.buckets)) + ENTRY_BYTES * sum(len(counts) for counts in windows)
-
-
-def _to_wire(slice_: Slice) -> GossipSlice:
-    models = {
-        model: {window: {str(index): count for index, count in counts.items()} for window, counts in windows.items()}
-        for model, windows in slice_.buckets.items()
-    }
-    return GossipSlice(
-        tracker_id=slice_.tracker_id,
-        generation=slice_.generation,
-        seq=slice_.seq,
-        url=slice_.url,
-        models=models,  # type: ignore[arg-type]  # windows are named by the domain's constants
-    )
-
-
-def _from_wire(slice_: GossipSlice) -> Slice:
-    models = {
-        model: {window: {_index(text): count for text, count in counts.items()} for window, counts in windows.items()}
-        for model, windows in slice_.models.items()
-    }
-    return Slice(slice_.tracker_id, slice_.generation, slice_.seq, slice_.url, models)
-
-
-def _index(text: str) -> int:
-    """-1, which no slice takes, for what is no number."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+def _size(text: str) -> int:
+    """Bytes in the message's JSON, with the comma."""
+    return len(msgspec.json.encode(text)) + 1

@@ -47,14 +47,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``tracker_id`` outlives restarts, ``boot`` does not."""
+    """``tracker_id`` outlives restarts: the wallet of ``key`` where there is one. ``boot`` does not."""
 
     tracker_id: str
     boot: str
     generation: int | None = None
     """Of this id's counts, rising with every start; None: by the clock."""
     key: WalletKey | None = None
-    """Signs tickets; without one, links carry none."""
+    """Signs tickets and slices of demand; without one, links carry none and peers get none."""
 
     @property
     def wallet(self) -> Wallet:
@@ -92,7 +92,8 @@ class Tracker:
         self.fleet.max_per_address = config.max_nodes_per_address if config.profile == "exposed" else 0
         generation = identity.generation
         self.demand = DemandStats(identity.tracker_id, self.started if generation is None else generation, "")
-        self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell)
+        private = identity.key.private if identity.key else None
+        self.supply = Supply(means, self.fleet, self.demand, clock.now, clock.wall, self._tell, private)
         self._decisions = decisions
         self.planner = Planner(
             self.fleet,

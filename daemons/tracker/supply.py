@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from daemons.kit.files import FileServer
 from daemons.kit.tasks import Tasks, every
 from daemons.tracker.assignments import Assignments, SmallFiles
@@ -55,7 +57,9 @@ class Supply:
         now: Callable[[], float],
         now_wall: Callable[[], float],
         tell: Callable[..., Any],
+        key: Ed25519PrivateKey | None = None,
     ) -> None:
+        """``key`` signs what is counted here for other trackers."""
         self._means = means
         self._demand = demand
         self._now = now
@@ -65,7 +69,7 @@ class Supply:
         self.assignments = Assignments(fleet, demand, means.store, now, now_wall, lambda: demand.url, means.dial)
         self.files = FileServer(means.store, now)
         self.rebalancing = Rebalancing(fleet, self.assignments, now, tell)
-        self.gossip = Gossip(demand, means.peers, now, now_wall, means.rng)
+        self.gossip = Gossip(demand, means.peers, now, now_wall, means.rng, key)
         self.usage = UsageLedger(means.database, means.saved, now_wall)
         self.claims = Claims(fleet)
         self._tasks = Tasks("supply")

@@ -15,7 +15,8 @@ from meshnet.domain.rolling import PER_DAY, PER_HOUR, PER_MINUTE, WINDOWS, Rolli
 from meshnet.domain.slices import MAX_COUNT, MAX_MODELS, MAX_SEQUENCE, WINDOW_BY_NAME, Buckets, Slice, live_part, merge
 
 MAX_PEERS = 64
-"""Peer slices kept. Beyond it new trackers are not added up; raising it raises memory by up to 2 MB each."""
+"""Peer slices kept. Beyond it new trackers are not added up; raising it raises memory by up to 6 MB each,
+with the text that is passed on."""
 REMEMBERED_CALLS = 10_000
 """Call ids kept so that retries and re-routes count once: about 1 MB; at 100 requests/s they reach back 100 s."""
 

@@ -1,4 +1,4 @@
-"""A tracker's slice of the demand, and the laws by which slices of one tracker merge (ADR-0030).
+"""A tracker's slice of the demand, and the laws by which slices of one tracker merge (ADR-0030, ADR-0042).
 
 Owns the bounds a stranger's slice must keep. Does not know who sends it or when.
 """
@@ -23,7 +23,7 @@ MAX_ID_CHARS = 64
 MAX_URL_CHARS = 2048
 AHEAD_BUCKETS = 1
 """A peer's bucket may be this far ahead of our clock (skew at a border). What is further ahead is dropped on arrival;
-the peer sends it again, so it counts when its time has come, and a dead peer's never does."""
+it comes again with the next exchange, so it counts when its time has come."""
 
 Buckets = Mapping[str, Mapping[str, Mapping[int, int]]]
 """model -> window name -> absolute bucket index -> count."""
@@ -33,7 +33,8 @@ WINDOW_BY_NAME: dict[str, Window] = {window.name: window for window in WINDOWS}
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One tracker's own counts. ``tracker_id`` is its identity for ever, ``url`` only where it can be reached.
+    """One tracker's own counts. ``tracker_id`` is its identity for ever (the fingerprint of the key that signs),
+    ``url`` only where it can be reached.
 
     ``generation`` rises with every start, ``seq`` with every slice made: of two slices of one tracker the one with the
     larger (generation, seq) replaces the other. Raises InvalidRequest when any bound is broken.
@@ -44,6 +45,8 @@ class Slice:
     seq: int
     url: str
     buckets: Buckets = field(default_factory=dict)
+    signed: str = ""
+    """The text its origin signed, whole, to be passed on; ``buckets`` may hold less of it. "": our own."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.tracker_id) <= MAX_ID_CHARS or len(self.url) > MAX_URL_CHARS:
@@ -58,6 +61,12 @@ class Slice:
     def age_key(self) -> tuple[int, int]:
         return self.generation, self.seq
 
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """Of one tracker's slices the highest stands, on every tracker the same. The text decides only between two
+        that a tracker signed under one number, which no honest one does."""
+        return self.generation, self.seq, self.signed
+
 
 def next_generation(stored: int | None, now_wall: float) -> int:
     """The generation of a start: above the stored one, and by the clock where storing failed last time."""
@@ -67,13 +76,13 @@ def next_generation(stored: int | None, now_wall: float) -> int:
 def merge(mine: Slice, theirs: Slice) -> Slice:
     """Join of two slices of ONE tracker: idempotent, commutative, associative.
 
-    The larger (generation, seq) wins whole. Equal ones are the same slice, perhaps trimmed on the way by a tracker
-    with another clock: the larger count of each bucket. Raises InvalidRequest for different trackers.
+    The higher rank wins whole. Equal ones are the same slice, read by a clock of another time: the larger count of
+    each bucket. Raises InvalidRequest for different trackers.
     """
     if mine.tracker_id != theirs.tracker_id:
         raise InvalidRequest(f"slices of {mine.tracker_id} and {theirs.tracker_id} do not merge: they add up")
-    if mine.age_key != theirs.age_key:
-        return max(mine, theirs, key=lambda slice_: slice_.age_key)
+    if mine.rank != theirs.rank:
+        return max(mine, theirs, key=lambda slice_: slice_.rank)
     joined = {
         model: {
             window: _join_counts(mine.buckets, theirs.buckets, model, window)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from meshnet.wire.messages import Bytes, DtypeText, HardwareMessage, Layer, ModelKeyText, Name, WalletText
-
-Window = Literal["per_minute", "per_hour", "per_day"]
 
 
 class ModelStats(Struct, frozen=True, kw_only=True):
@@ -46,23 +44,13 @@ class StatsResponse(Struct, frozen=True, kw_only=True):
     unsaved_s: float = 0.0
 
 
-class GossipSlice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tracker counted itself: absolute bucket index -> count, per model and window."""
-
-    tracker_id: Annotated[str, Meta(min_length=8, max_length=64)]
-    generation: Annotated[int, Meta(ge=0, le=1 << 53)]
-    """Rises with each start; Unix seconds where nothing else is known."""
-    seq: Annotated[int, Meta(ge=0, le=1 << 53)]
-    url: Annotated[str, Meta(max_length=512)] = ""
-    models: dict[ModelKeyText, dict[Window, dict[str, Annotated[int, Meta(ge=0, le=1_000_000_000)]]]]
-
-
 class GossipMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both the request and the answer of ``POST /v1/gossip``."""
 
     sender: Annotated[str, Meta(min_length=8, max_length=64)]
     sent_at: float
-    slices: Annotated[tuple[GossipSlice, ...], Meta(max_length=256)]
+    slices: Annotated[tuple[str, ...], Meta(max_length=256)]
+    """Each as its origin signed it; ``wire.slices`` reads them."""
 
 
 class AssignmentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ slices = st.builds(
     seq=st.integers(0, 2),
     url=st.sampled_from(["", "http://a", "http://b"]),
     buckets=buckets,
+    signed=st.sampled_from(["", "text-1", "text-2"]),
 )
 
 
@@ -71,6 +72,15 @@ def test_newer_replaces_older_even_with_less():
 def test_a_trimmed_copy_under_the_same_seq_changes_nothing():
     whole = of_one({1: 9, 2: 4})
     assert merge(of_one({2: 4}), whole) == whole
+
+
+def test_two_texts_under_one_number_end_the_same_everywhere():
+    one, two = replace(of_one({1: 9}), signed="b"), replace(of_one({1: 1}), signed="c")
+    assert merge(one, two) == merge(two, one) == two
+
+
+def test_what_is_passed_on_stays_whole_when_it_is_trimmed():
+    assert live_part(replace(of_one({NEWEST - 60: 1}), signed="text"), NOW).signed == "text"
 
 
 def test_two_trackers_do_not_merge():

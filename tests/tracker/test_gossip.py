@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from daemons.tracker.gossip import INTERVAL_S, MOST_S, Gossip, _size
+from daemons.tracker.gossip import INTERVAL_S, MOST_S, Gossip
 from daemons.tracker.store import open_database
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.demand import DemandStats
-from meshnet.domain.errors import MeshnetError, Unreachable
+from meshnet.domain.errors import InvalidRequest, MeshnetError, Unreachable
+from meshnet.domain.ids import wallet_of
 from meshnet.domain.slices import next_generation
 from meshnet.wire import api
 from meshnet.wire.demand import GossipMessage
+from meshnet.wire.slices import open_slice
 from tests.tracker.running import Running, run_tracker
 
 NOW = 1_800_000_000.0
 MODEL = "smollm2-135m"
+
+
+@functools.cache
+def key_of(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def wallet_of_tracker(name: str) -> str:
+    return wallet_of(key_of(name).public_key().public_bytes_raw())
+
+
+def signed_text(name: str, body: bytes) -> str:
+    """Any body, signed as this tracker's slice."""
+    public, signature = key_of(name).public_key().public_bytes_raw(), key_of(name).sign(b"meshnet-slice-v1\0" + body)
+    parts = (base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (public, signature))
+    return ".".join([*parts, body.decode()])
 
 
 class Clock:
@@ -74,7 +97,7 @@ class Mesh:
         database = open_database(self.folder / f"{name}.db")
         saved = database.load(10)
         generation = next_generation(saved.generation, self.clock.wall)
-        demand = self.demand[name] = DemandStats(saved.tracker_id or f"tracker-{name}", generation, url)
+        demand = self.demand[name] = DemandStats(wallet_of_tracker(name), generation, url)
         demand.import_rows(saved.demand, self.clock.wall)
         database.start(lambda call: call())
         database.keep_identity(demand.tracker_id, generation)
@@ -83,7 +106,7 @@ class Mesh:
         peers = [Wire(self.net, f"http://{following}")]
         self.net.at.pop(next((u for u, g in self.net.at.items() if g is self.gossip.get(name)), ""), None)
         self.gossip[name] = self.net.at[url] = Gossip(
-            demand, peers, self.clock.now, lambda: self.clock.wall, Random(name)
+            demand, peers, self.clock.now, lambda: self.clock.wall, Random(name), key_of(name)
         )
 
     def save(self, name: str) -> None:
@@ -149,7 +172,12 @@ async def test_changed_address_neither_doubles_nor_loses(mesh: Mesh) -> None:
     mesh.save("c")
     mesh.start("c", "http://c-moved")
     mesh.gossip["b"] = mesh.net.at["http://b"] = Gossip(
-        mesh.demand["b"], [Wire(mesh.net, "http://c-moved")], mesh.clock.now, lambda: mesh.clock.wall, Random(1)
+        mesh.demand["b"],
+        [Wire(mesh.net, "http://c-moved")],
+        mesh.clock.now,
+        lambda: mesh.clock.wall,
+        Random(1),
+        key_of("b"),
     )
     await mesh.exchange(4)
     assert set(mesh.combined().values()) == {3000}
@@ -172,11 +200,12 @@ async def test_lost_answers_and_a_dead_peer_fade_with_the_window(mesh: Mesh) -> 
 
 async def test_copied_file_is_noticed(mesh: Mesh) -> None:
     copied = Gossip(
-        DemandStats("tracker-b", int(NOW) + 99, "http://copy"),
+        DemandStats(wallet_of_tracker("b"), int(NOW) + 99, "http://copy"),
         [Wire(mesh.net, "http://b")],
         mesh.clock.now,
         lambda: mesh.clock.wall,
         Random(1),
+        key_of("b"),
     )
     await copied.tick()
     (peer,) = copied.peers()
@@ -208,26 +237,75 @@ async def test_many_models_stay_below_the_cap(mesh: Mesh) -> None:
         for model in range(1000):
             mesh.demand["a"].record(f"model-{model}", f"c-{minute}-{model}", mesh.clock.wall)
         mesh.clock.wall += 60
-    import msgspec
-
     message = mesh.gossip["a"]._message()
-    size = len(msgspec.json.encode(message))
-    assert size < api.MAX_GOSSIP_BODY_BYTES
-    assert size <= _size(mesh.demand["a"].make_slice(mesh.clock.wall)), "the estimate never promises too little"
+    assert len(msgspec.json.encode(message)) < api.MAX_GOSSIP_BODY_BYTES
     mesh.gossip["b"].answer(message)
     assert len(mesh.demand["b"].get_combined_stats(mesh.clock.wall)) == 1000
 
 
 async def test_over_http(running: Running) -> None:
     running.tracker.demand.record(MODEL, "call-1", running.tracker.clock.wall())
-    other = DemandStats("another-tracker", 1, "http://other:1")
+    other = DemandStats(wallet_of_tracker("other"), 1, "http://other:1")
     other.record(MODEL, "call-1", running.tracker.clock.wall())
-    gossip = Gossip(other, [running.client], running.tracker.clock.now, running.tracker.clock.wall, Random(1))
+    clock = running.tracker.clock
+    gossip = Gossip(other, [running.client], clock.now, clock.wall, Random(1), key_of("other"))
     await gossip.tick()
     assert [peer.error for peer in gossip.peers()] == [""]
     stats = await running.client.stats()
     (model,) = stats.models
     assert model.rpm_last_hour * 60 == 1 and model.combined_rpm_last_hour * 60 == 2
+
+
+async def test_peer_cannot_speak_for_a_third_tracker(mesh: Mesh) -> None:
+    """It passes on what the third one signed; anything else is refused whole, and what was right stays."""
+    for name in "bc":
+        mesh.ask(name, 5)
+    await mesh.exchange()
+    by_url = {open_slice(text).url: text for text in mesh.gossip["b"]._message().slices}
+    mine, third = by_url["http://b"], by_url["http://c"]
+    key, signature, body = third.split(".", 2)
+    assert open_slice(third).tracker_id == wallet_of_tracker("c")
+    changed = body.replace('"seq":', '"seq":9')
+    own_key = mine.split(".", 2)[0]
+    before = mesh.combined()
+    for forged in (
+        f"{key}.{signature}.{changed}",
+        f"{key}.{signed_text('b', body.encode()).split('.')[1]}.{body}",
+        f"{own_key}.{signature}.{body}",
+        f"{key}..{body}",
+        body,
+        "",
+    ):
+        message = GossipMessage(sender=wallet_of_tracker("b"), sent_at=NOW, slices=(mine, forged))
+        with pytest.raises(InvalidRequest) as caught:
+            mesh.gossip["a"].answer(message)
+        assert caught.value.code == "bad_slice"
+    await mesh.exchange()
+    assert mesh.combined() == before
+
+
+async def test_what_a_peer_makes_up_stands_under_its_own_id(mesh: Mesh) -> None:
+    mesh.ask("c", 5)
+    await mesh.exchange()
+    forged = signed_text("b", msgspec.json.encode({"generation": 2**52, "seq": 1, "url": "http://c", "models": {}}))
+    mesh.gossip["a"].answer(GossipMessage(sender=wallet_of_tracker("c"), sent_at=NOW, slices=(forged,)))
+    assert mesh.combined()["a"] == 5, "c's own slice stands, though the forged one calls itself newer"
+
+
+async def test_slices_pass_through_strangers_as_they_were_signed(mesh: Mesh) -> None:
+    mesh.ask("c", 5)
+    await mesh.gossip["c"].tick()  # to a
+    passed_on = [text for text in mesh.gossip["a"]._message().slices if open_slice(text).url == "http://c"]
+    assert len(passed_on) == 1
+    for _ in range(2):
+        mesh.gossip["b"].answer(GossipMessage(sender=wallet_of_tracker("a"), sent_at=NOW, slices=tuple(passed_on)))
+    assert mesh.combined()["b"] == 5 and passed_on[0] in mesh.gossip["b"]._message().slices
+
+
+async def test_tracker_without_a_key_vouches_for_nothing(running: Running) -> None:
+    running.tracker.demand.record(MODEL, "call-1", running.tracker.clock.wall())
+    answer = await running.client.gossip(GossipMessage(sender="some-tracker", sent_at=0.0, slices=()))
+    assert answer.slices == ()
 
 
 @pytest.mark.parametrize(
@@ -241,12 +319,9 @@ async def test_over_http(running: Running) -> None:
         {"m": {"per_minute": {"1": 10**12}}},
     ],
 )
-async def test_forged_slices_are_refused(running: Running, models: dict[str, object]) -> None:
-    body = {
-        "sender": "stranger-1",
-        "sent_at": 0.0,
-        "slices": [{"tracker_id": "stranger-1", "generation": 1, "seq": 1, "url": "", "models": models}],
-    }
+async def test_slices_beyond_bounds_are_refused_whoever_signs(running: Running, models: dict[str, object]) -> None:
+    content = msgspec.json.encode({"generation": 1, "seq": 1, "url": "", "models": models})
+    body = {"sender": "stranger-1", "sent_at": 0.0, "slices": [signed_text("stranger", content)]}
     async with open_http() as http:
         response = await http.post(running.url + api.GOSSIP, json=body)
     assert response.status_code == 400, response.text

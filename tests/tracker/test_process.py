@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from daemons.tracker.__main__ import main, read_settings, tracker_id_of
+from daemons.tracker.__main__ import main, read_settings, rightful
+from daemons.tracker.store import Saved
 from meshnet.client.http import open_http
 from meshnet.client.sse import TextDelta
 from meshnet.client.tracker import TrackerClient
@@ -145,10 +146,11 @@ async def test_second_signal_cuts_the_drain_short_and_the_stream_still_ends_with
         assert await asyncio.wait_for(tracker.wait(), 10.0) == 0
 
 
-async def test_tracker_id_outlives_a_restart(tmp_path: Path) -> None:
-    first = tracker_id_of(tmp_path / "t.id")
-    assert first == tracker_id_of(tmp_path / "t.id") and len(first) == 16
-    assert first != tracker_id_of(tmp_path / "other.id")
+def test_counts_of_another_tracker_are_left_out() -> None:
+    row = ("m", "per_minute", 1, 61, 5)
+    assert rightful(Saved("ours", 1, demand=[row]), "ours").demand == [row]
+    assert rightful(Saved(None, None, demand=[row]), "ours").demand == [row]
+    assert rightful(Saved("copied", 7, demand=[row], last_seq=3), "ours") == Saved("copied", 7, demand=(), last_seq=3)
 
 
 def test_port_in_use_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
