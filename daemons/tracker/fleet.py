@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound, Overloaded
+from daemons.tracker.twins import Twins
+from meshnet.domain.errors import Conflict, EpochChanged, InvalidRequest, NotFound, Overloaded
 from meshnet.domain.ids import ModelKey, NodeId, Revision, Wallet, make_node_id, wallet_of
 from meshnet.domain.nodes import (
     HEARTBEAT_INTERVAL_S,
@@ -34,7 +35,7 @@ MAX_LEASES = 10_000
 REMEMBER_S = 600.0
 """A model whose last node left stays known this long: asked for, it has no route; it is not unknown."""
 
-ChangeKind = Literal["joined", "left", "changed"]
+ChangeKind = Literal["joined", "left", "changed", "quarantined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Fleet:
         self._leases: dict[NodeId, Lease] = {}
         self._by_wallet: dict[Wallet, NodeId] = {}
         self._epochs: dict[Wallet, int] = {}
+        self._twins = Twins(now)
         self._addresses: dict[Wallet, str] = {}
         """Where each wallet registered from."""
         self.max_per_address = 0
@@ -89,12 +91,14 @@ class Fleet:
 
     def register(self, claim: RegisterRequest, address: str = "") -> Lease:
         """A new lease, replacing the wallet's former one, asked for from ``address``. Raises InvalidRequest naming the
-        field that is not true, Overloaded where an address has too many."""
+        field that is not true, Overloaded where an address has too many, Conflict(code="wallet_in_use") while another
+        process has the wallet too."""
         _check_claim(claim)
         wallet = Wallet(claim.wallet)
         self._check_room(wallet, address)
         if wallet not in self._by_wallet and len(self._leases) >= MAX_LEASES:
             raise InvalidRequest(f"This tracker keeps {MAX_LEASES} nodes and takes no more.", code="too_many_nodes")
+        self._check_twins(wallet, claim)
         self._epochs[wallet] = self._epochs.get(wallet, 0) + 1
         lease = Lease(_node_of(claim, self._epochs[wallet], self._now()), claim)
         before = self._leases.pop(self._by_wallet[wallet], None) if wallet in self._by_wallet else None
@@ -108,6 +112,26 @@ class Fleet:
         if address and self.max_per_address and others >= self.max_per_address:
             raise Overloaded(f"{others} nodes at {address} are here already.", code="too_many_nodes", retry_after_s=60)
         self._addresses[wallet] = address
+
+    def _check_twins(self, wallet: Wallet, claim: RegisterRequest) -> None:
+        """A lease that two processes take from each other serves neither: it stays, takes nothing new and is shown,
+        until one of them stops."""
+        begins = self._twins.claim(wallet, claim.boot, claim.url)
+        if not self._twins.is_quarantined(wallet):
+            return
+        urls = " and ".join(self._twins.urls(wallet)[:2])
+        if (lease := self._leases.get(self._by_wallet.get(wallet, NodeId("")))) is not None:
+            node = replace(lease.node, state="draining", heard_at=self._now())
+            self._leases[node.node_id] = replace(lease, node=node)
+            if begins:
+                self._tell(
+                    Change("quarantined", node, f"two processes have its wallet, at {urls}: stop one", topology=False)
+                )
+        raise _in_use(wallet, urls)
+
+    def is_quarantined(self, wallet: str) -> bool:
+        """Whether two processes were seen to take this wallet's lease from each other; ends when one stops."""
+        return self._twins.is_quarantined(Wallet(wallet))
 
     def _tell_registered(self, before: Lease | None, lease: Lease) -> None:
         node = lease.node
@@ -123,12 +147,15 @@ class Fleet:
             self._tell(Change("changed", node, reason, topology=False, new_process=restarted))
 
     def heartbeat(self, node_id: str, beat: HeartbeatRequest) -> Lease:
-        """Raises NotFound(code="unknown_lease") or EpochChanged: either way the node registers again."""
+        """Raises NotFound(code="unknown_lease"), EpochChanged or Conflict(code="wallet_in_use"): each time the node
+        registers again."""
         lease = self._leases.get(NodeId(node_id))
         if lease is None:
             raise NotFound(f"{node_id} has no lease here; register again.", code="unknown_lease")
         if beat.epoch != lease.node.epoch:
             raise EpochChanged(f"{node_id} has a lease of epoch {lease.node.epoch}, not {beat.epoch}.")
+        if self.is_quarantined(lease.node.wallet):
+            raise _in_use(lease.node.wallet, " and ".join(self._twins.urls(lease.node.wallet)[:2]))
         benchmark = beat.benchmark_tokens_per_sec
         node = replace(
             lease.node,
@@ -158,6 +185,7 @@ class Fleet:
         out = [lease for lease in self._leases.values() if self.missed(lease.node) >= OUT_AFTER_MISSED]
         for lease in out:
             self._end(lease, f"silent for {self._now() - lease.node.heard_at:.0f} s")
+        self._twins.forget(self._by_wallet)
         return [lease.node for lease in out]
 
     def _end(self, lease: Lease, reason: str) -> None:
@@ -239,6 +267,14 @@ def _check_claim(claim: RegisterRequest) -> None:
             f"Layers {claim.shard_start}-{claim.shard_end} are no shard of a model of {claim.n_layers} layers.",
             param="shard_end",
         )
+
+
+def _in_use(wallet: Wallet, urls: str) -> Conflict:
+    return Conflict(
+        f"Two processes have the wallet {wallet}, at {urls}. Neither gets calls until one is stopped for some seconds; "
+        "another node needs another --name.",
+        code="wallet_in_use",
+    )
 
 
 def _node_of(claim: RegisterRequest, epoch: int, now: float) -> Node:

@@ -189,7 +189,7 @@ class Tracker:
             self.attempts.forget(node.node_id, lease.claim.boot)
         self.events.add(
             f"node.{change.kind}",
-            problem=change.kind == "left",
+            problem=change.kind in ("left", "quarantined"),
             node_id=node.node_id,
             model_key=node.model_key,
             text=f"{node.name} ({node.shard}): {change.reason}",

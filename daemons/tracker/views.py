@@ -83,7 +83,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         rss_bytes=beat.rss_bytes,
         loading_done_bytes=beat.loading_done_bytes,
         loading_total_bytes=beat.loading_total_bytes,
-        health=planner.health.state(node.wallet),
+        health="quarantined" if fleet.is_quarantined(node.wallet) else planner.health.state(node.wallet),
         ejected_for_s=round(planner.health.ejected_for_s(node.wallet), 3),
         failures=planner.health.failures(node.wallet),
         hardware=_hardware(claim, beat),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from daemons.tracker.fleet import GRACE_S, REMEMBER_S, Change, Fleet
-from meshnet.domain.errors import EpochChanged, InvalidRequest, NotFound
+from daemons.tracker.twins import QUIET_S, WITHIN_S
+from meshnet.domain.errors import Conflict, EpochChanged, InvalidRequest, NotFound
 from meshnet.wire.messages import HeartbeatRequest
 from tests.tracker.running import MODEL, claim, node_id_of, public_key
 
@@ -101,6 +102,69 @@ def test_heartbeat_without_a_lease_or_of_another_epoch_is_refused(watched: Watch
     watched.fleet.register(claim(1, 0, 14))
     with pytest.raises(EpochChanged):
         watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=9))
+
+
+WALLET = claim(1, 0, 14).wallet
+
+
+def fight(watched: Watched, changes: int, every_s: float = 3.0) -> None:
+    """Two processes take the lease from each other so many times, the first one having it before."""
+    watched.fleet.register(claim(1, 0, 14, boot="boot-of-first"))
+    for number in range(changes):
+        watched.clock.time += every_s
+        boot, port = [("boot-of-second", 11), ("boot-of-first", 9)][number % 2]
+        watched.fleet.register(claim(1, 0, 14, boot=boot, url=f"http://127.0.0.1:{port}"))
+
+
+def test_two_processes_with_one_wallet_are_both_left_out_and_named(watched: Watched) -> None:
+    fight(watched, 3)
+    assert not watched.fleet.is_quarantined(WALLET)
+    watched.clock.time += 3.0
+    with pytest.raises(Conflict, match=r"127\.0\.0\.1:9 and http://127\.0\.0\.1:11") as caught:
+        watched.fleet.register(claim(1, 0, 14, boot="boot-of-first"))
+    assert caught.value.code == "wallet_in_use"
+    assert watched.fleet.is_quarantined(WALLET) and [n.state for n in watched.fleet.nodes()] == ["draining"]
+    assert [c.kind for c in watched.told].count("quarantined") == 1 and not watched.told[-1].topology
+    with pytest.raises(Conflict) as beat:
+        watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=4))
+    assert beat.value.code == "wallet_in_use"
+
+
+def test_quarantine_lasts_while_both_ask_and_ends_when_one_stops(watched: Watched) -> None:
+    with pytest.raises(Conflict):
+        fight(watched, 4)
+    for _ in range(30):
+        watched.clock.time += 4.0
+        for boot in ("boot-of-first", "boot-of-second"):
+            with pytest.raises(Conflict):
+                watched.fleet.register(claim(1, 0, 14, boot=boot))
+        assert watched.fleet.tick() == [], "it is shown as long as they fight"
+    began = watched.clock.time
+    while watched.fleet.is_quarantined(WALLET):
+        watched.clock.time += 4.0
+        try:
+            watched.fleet.register(claim(1, 0, 14, boot="boot-of-second"))
+        except Conflict:
+            assert watched.clock.time - began <= QUIET_S
+    assert [node.state for node in watched.fleet.nodes()] == ["ready"]
+    fight(watched, 1)
+    assert not watched.fleet.is_quarantined(WALLET), "an old quarrel is forgotten"
+
+
+def test_slow_changes_and_crash_loops_are_no_fight(watched: Watched) -> None:
+    fight(watched, 20, every_s=WITHIN_S / 2 + 1)
+    for number in range(20):
+        watched.clock.time += 1.0
+        watched.fleet.register(claim(1, 0, 14, boot=f"crashed-{number}"))
+    assert not watched.fleet.is_quarantined(WALLET)
+
+
+def test_lease_of_two_that_both_stopped_ends(watched: Watched) -> None:
+    with pytest.raises(Conflict):
+        fight(watched, 4)
+    watched.clock.time += 100.0
+    assert len(watched.fleet.tick()) == 1 and not watched.fleet.is_quarantined(WALLET)
+    assert watched.fleet.register(claim(1, 0, 14, boot="another-boot")).node.state == "ready"
 
 
 @pytest.mark.parametrize(

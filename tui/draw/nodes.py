@@ -48,7 +48,7 @@ def state_of(row: NodeMessage) -> Span:
     if row.state == "loading":
         done = row.loading_done_bytes / row.loading_total_bytes if row.loading_total_bytes else 0.0
         return f"o load {done:.0%}", "accent"
-    if row.state == "draining":
+    if row.state == "draining" and row.health != "quarantined":
         return "v draining", "warn"
     if row.health not in ("ok", ""):
         return f"! {visible(row.health)}", "warn"
