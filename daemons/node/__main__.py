@@ -24,6 +24,7 @@ import aiohttp
 from aiohttp import web
 
 from daemons.kit import config, host, logs
+from daemons.kit.clock import wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, guarded_names
@@ -87,10 +88,12 @@ STEADY_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """How other nodes are reached, and what they are trusted with."""
+    """How others are reached, what they are trusted with, and the time that is compared with theirs."""
 
     trust: Trust
     http: aiohttp.ClientSession
+    wall: Callable[[], float]
+    """Unix seconds, for all that is compared with others' clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +175,14 @@ async def serve_until(stop: Stop, settings: NodeSettings) -> None:
     """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
     measured, gone within 5 s. Moving to other layers is another process in the same place."""
     wallet = open_wallet(state_root(os.environ) / "nodes" / settings.name)
-    trust = Trust(time.time, required=settings.profile != "local")
+    wall = wall_clock(os.environ)
+    trust = Trust(wall, required=settings.profile != "local")
     connector = MeshConnector(wallet, trust.ticket_for, settings.check_address, limit=0)
     async with (
         open_http(ca_file=settings.ca_file) as client,
         aiohttp.ClientSession(connector=connector, trust_env=False) as http,
     ):
-        plan = await make_plan(settings, client, wallet, Peers(trust, http))
+        plan = await make_plan(settings, client, wallet, Peers(trust, http, wall))
         missing = sum(entry.size_bytes for entry in plan.work.model.missing(plan.shard))
         progress = Progress(plan.work.model.shard_bytes(plan.shard) + missing)
         moves: asyncio.Queue[MoveAdvice] = asyncio.Queue()
@@ -244,7 +248,7 @@ async def make_plan(settings: NodeSettings, client: Client, wallet: WalletKey, p
     folder = state_root(os.environ) / "nodes" / settings.name
     store = Store(store_root(os.environ))
     hardware = host.hardware_profile(folder)
-    credentials = Credentials(settings.join_token, RequestSigner(wallet.private, time.time, draw_nonce))
+    credentials = Credentials(settings.join_token, RequestSigner(wallet.private, peers.wall, draw_nonce))
     tracker = TrackerClient(client, settings.tracker, credentials)
 
     def dial(url: str) -> FileSource:
@@ -268,7 +272,7 @@ def make_guard(plan: Plan) -> Guard:
         access.NODE,
         keys,
         time.monotonic,
-        time.time,
+        plan.peers.wall,
         names=guarded_names(settings.host, advertised),
         wallet=plan.wallet.wallet,
         opens=lambda text: plan.peers.trust.opens(text, plan.wallet.wallet),
@@ -283,7 +287,12 @@ async def _running(
     async with contextlib.AsyncExitStack() as stack:
         trust, http = plan.peers.trust, plan.peers.http
         prover = Prover(
-            plan.wallet, trust.trackers, time.monotonic, time.time, draw_nonce, required=settings.profile != "local"
+            plan.wallet,
+            trust.trackers,
+            time.monotonic,
+            plan.peers.wall,
+            draw_nonce,
+            required=settings.profile != "local",
         )
         node = Node(Identity(plan.holding()), http, trust=trust, prover=prover)
         announcers: list[Announcer] = []
@@ -300,7 +309,7 @@ async def _running(
         rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
         relays = await stack.enter_async_context(_relay_session(settings))
         uplinks = Uplinks(
-            Means(plan.wallet, settings.name, trust.trackers, relays, rng, time.monotonic, time.time),
+            Means(plan.wallet, settings.name, trust.trackers, relays, rng, time.monotonic, plan.peers.wall),
             lambda: announcers[0].wake(),
         )
         stack.push_async_callback(uplinks.close)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from daemons.kit import config, logs
+from daemons.kit.clock import wall_clock
 from daemons.kit.identity import load_or_create
 from daemons.kit.keyfile import KeyFile
 from daemons.kit.run import Stop, run, write_run_file
@@ -62,7 +63,7 @@ async def serve_until(stop: Stop, settings: RelayConfig) -> None:
     if settings.tls_certificate:
         tls = server_context(Path(settings.tls_certificate), Path(settings.tls_key))
     allow_more_sockets()
-    clocks = (time.monotonic, time.time)
+    clocks = (time.monotonic, wall_clock(os.environ))
     relay = Relay(settings, key.wallet, secrets.token_hex(8), *clocks, lambda: secrets.token_hex(32), keys)
     site = await relay.open(tls)
     run_file = write_run_file(root / "run", "relay", settings.name, site.url)

@@ -17,6 +17,7 @@ from random import Random
 import aiohttp
 
 from daemons.kit import config, logs
+from daemons.kit.clock import wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.identity import WalletKey, load_or_create
 from daemons.kit.keyfile import KeyFile
@@ -114,7 +115,7 @@ async def serve_until(stop: Stop, settings: TrackerConfig, keys: KeyFile) -> Non
     if settings.tls_certificate:
         tls = server_context(Path(settings.tls_certificate), Path(settings.tls_key))
     key = load_or_create(root / "trackers" / f"{settings.name}.key")
-    clock = Clock(time.monotonic, time.time)
+    clock = Clock(time.monotonic, wall_clock(os.environ))
     database = open_database(database_path(root, settings))
     with contextlib.closing(database):
         await _serve(stop, settings, root, database, clock, key, keys, tls)

@@ -74,11 +74,17 @@ class _Verifier(HTTPMessageVerifier):
         if type(created) is not int or type(expires) is not int:
             raise Forbidden("A signature carries created and expires.", code="bad_signature")
         if not -WINDOW_S <= self._now - created <= WINDOW_S or self._now > expires or expires - created > WINDOW_S:
-            raise Forbidden(
-                f"The signature was made {self._now - created:+.0f} s ago; {WINDOW_S:.0f} s are allowed. "
-                "Check both clocks.",
-                code="signature_expired",
-            )
+            raise Forbidden(_off(self._now - created, self._now), code="signature_expired")
+
+
+def _off(age_s: float, now: float) -> str:
+    """What is wrong with a signature of this age, for whoever must set a clock."""
+    here = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    clock = "behind" if age_s > 0 else "ahead of"
+    return (
+        f"The request was signed by a clock {abs(age_s):.0f} s {clock} the one here, which says {here}; "
+        f"{WINDOW_S:.0f} s are allowed. Set the clock that is wrong."
+    )
 
 
 def sign_request(

@@ -7,13 +7,13 @@ import contextlib
 import os
 import secrets
 import sys
-import time
 from pathlib import Path
 from random import Random
 
 import aiohttp
 
 from daemons.kit import host, logs
+from daemons.kit.clock import wall_clock
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.signing import RequestSigner
 from daemons.kit.web import serve
@@ -63,7 +63,7 @@ async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
         said = Advertised(
             args.name, args.advertise or site.url, host.hardware_profile(folder), args.kv_budget, 1 << 30, 0, 0
         )
-        signer = RequestSigner(wallet.private, time.time, lambda: secrets.token_hex(16))
+        signer = RequestSigner(wallet.private, wall_clock(os.environ), lambda: secrets.token_hex(16))
         tracker = TrackerClient(client, args.tracker, Credentials(signer=signer))
         announcer = Announcer(node, tracker, wallet, said, lambda: 0, Random())
         await node.load(lambda: (engine, FakeCodec() if shard.start == 0 else None))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from daemons.kit.clock import SWITCH, VARIABLE
 from daemons.kit.tasks import Tasks
 from daemons.node.announce import BACKOFF_MOST_S
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.errors import MeshnetError, Overloaded
+from meshnet.domain.errors import MeshnetError, NoRoute, Overloaded
 from tests.failover.fleet import LOOK_S, Fleet, Listening, listen, open_fleet, whole
 from tests.failover.live import open_live
 
@@ -130,5 +133,139 @@ async def test_wall_clock_that_jumps_ends_no_lease_and_no_answer(tmp_path: Path,
             for n, lease in leases.items()
         )
         assert (await listen(mesh.client, "after the jump", 4)).text == whole("after the jump", 4)
-        assert (await mesh.client.calls()).calls[0].duration_s < 60
+        assert ((await mesh.client.calls()).calls[0].duration_s or 0.0) < 60
     await tasks.close()
+
+
+class WrongClock:
+    """The wall clock of a process: its file, and the environment that makes the process look there."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._file = folder / "clock"
+        self._patch = patch
+        self.jump(0.0)
+
+    def jump(self, seconds: float) -> None:
+        """Off by this much from now on."""
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(str(seconds))
+        temporary.replace(self._file)
+
+    def __enter__(self) -> None:
+        """Processes started in the block have this clock."""
+        self._patch.setenv(VARIABLE, str(self._file))
+        self._patch.setenv(SWITCH, "1")
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.delenv(VARIABLE)
+        self._patch.delenv(SWITCH)
+
+
+async def until(true: Callable[[], Awaitable[bool]], within_s: float = 60.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not await true():  # noqa: ASYNC110 (other processes decide)
+            await asyncio.sleep(LOOK_S)
+
+
+async def until_log(fleet: Fleet, name: str, words: str) -> None:
+    async def said() -> bool:
+        return re.search(words, fleet.log(name)) is not None
+
+    await until(said)
+
+
+async def until_gone(fleet: Fleet, *names: str) -> None:
+    async def gone() -> bool:
+        return not set(names) & set(await fleet.nodes())
+
+    await until(gone)
+
+
+async def test_node_whose_clock_jumps_is_told_by_how_much_and_is_back_when_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream goes on, its heartbeats are refused, its lease ends, others take over; and it comes back by itself."""
+    tasks, clock = Tasks("test"), WrongClock(tmp_path, monkeypatch)
+    async with open_fleet(tmp_path) as fleet:
+        with clock:
+            await fleet.start_node("m", "10-19", "--step-ms", "8")
+        for name, shard in (("h", "0-9"), ("t", "20-29")):
+            await fleet.start_node(name, shard)
+        listening = Listening(fleet.client, "the clock of a node jumps", 80, tasks)
+        await listening.token(3)
+        clock.jump(HOUR_S)
+        assert (await listening.end()).text == whole("the clock of a node jumps", 80)
+        await fleet.start_node("m2", "10-19")
+        await until_log(fleet, "m", r"clock 3(59|60)\d s ahead of the one here")
+        await until_gone(fleet, "m")
+        assert (await listen(fleet.client, "without it", 4)).text == whole("without it", 4)
+        clock.jump(-HOUR_S)
+        await until_log(fleet, "m", r"clock 3(59|60)\d s behind the one here")
+        clock.jump(0.0)
+        await fleet.ready(["m"], BACK_WITHIN_S)
+    await tasks.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+async def test_tracker_whose_clock_jumps_says_so_to_its_nodes_and_has_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """What runs goes on. It trusts no node's signature meanwhile, so that leases end; right again, it has them back."""
+    tasks, clock = Tasks("test"), WrongClock(tmp_path, monkeypatch)
+    with clock:
+        fleet_opened = open_fleet(tmp_path, "--spare-wait", "0.1")
+        fleet = await fleet_opened.__aenter__()
+    try:
+        await thirds(fleet, "--step-ms", "8")
+        listening = Listening(fleet.client, "the clock of the tracker jumps", 80, tasks)
+        await listening.token(3)
+        clock.jump(jump_s)
+        assert (await listening.end()).text == whole("the clock of the tracker jumps", 80)
+        await until_log(fleet, "h", "s behind the one here" if jump_s > 0 else "s ahead of the one here")
+        await until_gone(fleet, *NAMES)
+        with pytest.raises(NoRoute):
+            await listen(fleet.client, "nobody", 4)
+        clock.jump(0.0)
+        await fleet.ready(NAMES, BACK_WITHIN_S)
+        assert (await listen(fleet.client, "and all is well", 4)).text == whole("and all is well", 4)
+    finally:
+        await fleet_opened.__aexit__(None, None, None)
+    await tasks.close()
+
+
+async def told(fleet: Fleet, kind: str) -> str:
+    """The text of the first event of this kind, which is a problem."""
+    async with asyncio.timeout(10.0), fleet.client.events(after=0) as events:
+        async for event in events:
+            if event.kind == kind:
+                assert event.problem
+                return event.text
+    raise AssertionError(f"no {kind}")
+
+
+async def test_two_processes_with_one_wallet_are_left_out_until_one_stops(tmp_path: Path) -> None:
+    async with open_fleet(tmp_path) as fleet:
+        await thirds(fleet)
+        await fleet.start_node("m2", "10-19")
+        first = fleet.listens_at("m")
+        fleet.processes["m, first"] = fleet.processes.pop("m")
+        await fleet.start_node("m", "10-19", wait=False)
+        second = fleet.listens_at("m")
+
+        async def is_quarantined() -> bool:
+            return (await fleet.nodes())["m"].health == "quarantined"
+
+        async def is_back() -> bool:
+            node = (await fleet.nodes())["m"]
+            return (node.health, node.state, node.url) == ("ok", "ready", second)
+
+        await until(is_quarantined)
+        assert first in (text := await told(fleet, "node.quarantined")) and second in text
+        for number in range(4):
+            assert (await listen(fleet.client, f"neither {number}", 3)).text == whole(f"neither {number}", 3)
+        spare = (await fleet.nodes())["m2"].node_id
+        assert {call.attempts[-1].hops[1].node_id for call in (await fleet.client.calls(limit=4)).calls} == {spare}
+        await fleet.kill("m, first")
+        await until(is_back)
+        assert "Two processes have the wallet" in fleet.log("m")
