@@ -56,7 +56,8 @@ class Links:
         self._now = now
         self._open: set[Link] = set()
         self._in_use: dict[str, Link] = {}
-        self._dialling: dict[str, asyncio.Task[Link]] = {}
+        self._dialling: dict[tuple[str, str], asyncio.Task[Link]] = {}
+        """By peer and url: a peer that moved is not waited for where it was."""
         self._tasks = Tasks("links")
 
     def __len__(self) -> int:
@@ -72,16 +73,13 @@ class Links:
         link = self.get(peer_id)
         if link is not None:
             return link
-        dial = self._dialling.get(peer_id)
+        where = (peer_id, url)
+        dial = self._dialling.get(where)
         if dial is None:
             dial = self._tasks.start(self._dial(peer_id, url, timeout_s), f"dial {peer_id}", quiet=True)
-            self._dialling[peer_id] = dial
-            dial.add_done_callback(lambda done: self._dialled(peer_id, done))
+            self._dialling[where] = dial
+            dial.add_done_callback(lambda done: self._dialling.pop(where, None))
         return await asyncio.shield(dial)
-
-    def _dialled(self, peer_id: str, dial: asyncio.Task[Link]) -> None:
-        if self._dialling.get(peer_id) is dial:
-            del self._dialling[peer_id]
 
     async def accept(self, request: web.Request) -> web.StreamResponse:
         """The handler of GET /v1/link."""

@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 MAX_REROUTES = 3
 """Further attempts after the first. Each replays the prompt: a mesh this sick is better told to the client."""
 STOPPING = "This tracker is stopping; ask again in a moment."
+GONE = frozenset({"unreachable", "link_closed", "silent"})
+"""Codes that say of a node that its process, or the way to it, is not there."""
+LOOK_AGAIN_S = 0.5
+"""A node that was found gone is back by a heartbeat, which changes no route and wakes nobody: look that often."""
 
 
 class ChatService:
@@ -138,9 +142,12 @@ class ChatService:
                     turn.release()
             if ended.finished is not None:
                 return ended.finished
+            culprit = lease_of(plan, ended.culprit)
+            if ended.kind == "failed" and ended.code in GONE:
+                self._planner.found_gone(*culprit)
             self._give_up(call, ended)
             broken = ended
-            avoid.add(lease_of(plan, ended.culprit))
+            avoid.add(culprit)
             self._tell(
                 call,
                 "call.rerouted",
@@ -171,7 +178,7 @@ class ChatService:
                 if left_s <= 0:
                     raise without_route(error, broken) from None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(topology.wait(), left_s)
+                await asyncio.wait_for(topology.wait(), min(left_s, LOOK_AGAIN_S))
 
     async def _turn(self, call: Call) -> Turn:
         """Raises DeadlineExceeded when the call's own end comes first."""

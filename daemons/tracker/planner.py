@@ -68,8 +68,8 @@ class Planner:
         """``on_health`` hears of nodes "ejected" and "returned", ``log`` of every decision with what came of it. Routes
         use ``trusted`` wallets alone; empty: all."""
         self._trusted = trusted
-        self.is_blocked: Callable[[Node], bool] = lambda node: False
-        """Whether calls cannot get to a node: asked of whoever dials nodes back."""
+        self.why_blocked: Callable[[Node], str] = lambda node: ""
+        """Why calls cannot get to a node, "" where they can: asked of whoever dials nodes back."""
         self._fleet = fleet
         self._rng = rng
         self._now = now
@@ -154,7 +154,7 @@ class Planner:
         """Those that routes may use."""
         nodes = self.nodes(model_key)
         trusted = [node for node in nodes if node.wallet in self._trusted] if self._trusted else nodes
-        return [node for node in trusted if not self.is_blocked(node)]
+        return [node for node in trusted if not self.why_blocked(node)]
 
     def _as_now(self, node: Node) -> Node:
         in_flight = self._in_flight.get(node.node_id, 0)
@@ -207,6 +207,15 @@ class Planner:
             log.warning("node ejected node=%s for_s=%.0f", node_id, ejected_s)
             self._on_health(node_id, "ejected", f"left out for {ejected_s:.0f} s where others hold its layers")
 
+    def found_gone(self, node_id: NodeId, epoch: int) -> None:
+        """A call found that this lease's process is not there: the others do without it until it is heard of again."""
+        self._forget_kept()
+        self._doubts.found_gone(node_id, epoch)
+
+    def is_suspect(self, node: Node) -> bool:
+        """Missed heartbeats, or found gone by a call."""
+        return self._doubts.is_suspect(node)
+
     def convict(self, node_id: NodeId, why: str) -> None:
         """Two others contradict what this node computes: left out at once, where others hold its layers."""
         self.reputation.observe(_wallet(node_id), False, self._now())
@@ -256,7 +265,8 @@ class Planner:
         usable = self._doubts.usable(nodes, ())
         kept = {node.node_id for node in usable}
         doubted = [LeftOut(node.node_id, self._doubts.why(node)) for node in nodes if node.node_id not in kept]
-        found = [*doubted, *left_out(usable, ModelKey(model_key), candidates)]
+        blocked = [LeftOut(n.node_id, why) for n in self._fleet.nodes(model_key) if (why := self.why_blocked(n))]
+        found = [*blocked, *doubted, *left_out(usable, ModelKey(model_key), candidates)]
         return sorted(found, key=lambda row: row.node_id)
 
     def _forget_kept(self) -> None:
@@ -267,6 +277,7 @@ class Planner:
         """Forget what nobody measured for a day."""
         self.memory.prune(self._now())
         self.reputation.forget(self._now())
+        self._doubts.forget()
         self._boots = {node_id: boot for node_id, boot in self._boots.items() if self._fleet.get(node_id) is not None}
 
     def _policy(self, name: str | None) -> Policy:

@@ -61,7 +61,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         state=node.state,
         relayed=node.is_relayed,
         live=True,
-        suspect=fleet.is_suspect(node),
+        suspect=planner.is_suspect(node),
         heartbeat_age_s=round(now - node.heard_at, 3),
         joined_age_s=round(now - node.joined_at, 3),
         benchmark_tokens_per_sec=node.benchmark_tokens_per_sec,

@@ -85,6 +85,7 @@ async def test_kill_9_before_the_first_token(fleet: Fleet, position: str) -> Non
     call = await last_call(fleet)
     assert call.reroutes == 1 and call.outcome == "ok"
     await fleet.all_free()
+    await fleet.retire("extra")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,6 @@ async def tail_in_use(fleet: Fleet) -> str:
     return await fleet.name_of(call.attempts[-1].hops[-1].node_id)
 
 
-@pytest.mark.full  # Fails beside other tests, passes alone: all re-routes are used up. The cause is not found yet.
 async def test_kill_in_the_prefill_of_the_replay(fleet: Fleet, tasks: Tasks) -> None:
     """The spare that takes over dies in its first prefill, which is the replay's; the one after it answers."""
     prompt = "kill in the prefill of the replay"
@@ -148,9 +148,9 @@ async def test_kill_in_the_prefill_of_the_replay(fleet: Fleet, tasks: Tasks) -> 
     assert_whole(await listening.end(), prompt, LONG)
     assert (await last_call(fleet)).reroutes >= 2
     await fleet.all_free()
+    await fleet.retire("fragile")
 
 
-@pytest.mark.full  # Fails beside other tests, passes alone: all re-routes are used up. The cause is not found yet.
 async def test_spare_that_appears_in_time_goes_on(fleet: Fleet, tasks: Tasks) -> None:
     prompt = "the only holder dies and comes back"
     listening = Listening(fleet.client, prompt, N_TOKENS, tasks)
@@ -209,4 +209,4 @@ async def test_node_out_of_memory_or_computing_nonsense_is_left_for_another(flee
                 break
         else:
             raise AssertionError(f"no call met the node that fails with {action}")
-        await fleet.kill("extra")
+        await fleet.retire("extra")

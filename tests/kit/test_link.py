@@ -159,6 +159,18 @@ async def test_dialling_a_black_hole_ends_at_the_deadline() -> None:
                 await a.links.to("b.2-3", f"http://127.0.0.1:{mute.getsockname()[1]}", 0.2)
 
 
+async def test_a_peer_that_moved_is_not_waited_for_where_it_was() -> None:
+    with sockets.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        async with ends("a.0-1", "b.2-3") as (a, b):
+            before = asyncio.ensure_future(a.links.to(b.name, f"http://127.0.0.1:{mute.getsockname()[1]}", 5.0))
+            await asyncio.sleep(0)
+            link = await asyncio.wait_for(a.dial(b), 2.0)
+            assert link.peer_id == b.name and not before.done()
+            before.cancel()
+
+
 async def test_another_peer_at_the_address_is_an_epoch_change() -> None:
     async with ends("a.0-1", "b.2-3") as (a, b):
         with pytest.raises(NodeFailed) as caught:

@@ -105,6 +105,37 @@ def test_avoided_node_is_welcome_under_another_epoch(mesh: Mesh) -> None:
     assert mesh.planner.plan(MODEL, avoid=avoid).decision.route.node_ids == (node_id_of(3, 0, 29),)
 
 
+def test_node_found_gone_is_left_out_until_it_is_heard_of(mesh: Mesh) -> None:
+    mesh.planner.found_gone(node_id_of(3, 0, 29), 1)
+    for _ in range(20):
+        mesh.clock.time += 0.1
+        assert node_id_of(3, 0, 29) not in mesh.planner.plan(MODEL, policy="random").decision.route.node_ids
+    assert [row.why for row in mesh.planner.left_out(MODEL, mesh.planner.candidates(MODEL))] == [
+        "a call found it gone, and it was not heard of since"
+    ]
+    mesh.beat(3)
+    mesh.clock.time += 1
+    routes = {mesh.planner.plan(MODEL, policy="random").decision.route.node_ids for _ in range(40)}
+    assert (node_id_of(3, 0, 29),) in routes
+
+
+def test_node_found_gone_is_asked_where_nobody_else_holds_its_layers_but_costs_no_reroute(mesh: Mesh) -> None:
+    mesh.fleet.leave(node_id_of(3, 0, 29))
+    mesh.planner.found_gone(node_id_of(2, 15, 29), 1)
+    assert mesh.planner.plan(MODEL).decision.route.node_ids[-1] == node_id_of(2, 15, 29)
+    with pytest.raises(NoRoute, match="15-29"):
+        mesh.planner.plan(MODEL, avoid={("another", 1)})
+    mesh.clock.time += 1
+    mesh.beat(2)
+    assert mesh.planner.plan(MODEL, avoid={("another", 1)})
+
+
+def test_word_of_an_old_lease_says_nothing_of_the_new_one(mesh: Mesh) -> None:
+    mesh.fleet.register(claim(3, 0, 29))
+    mesh.planner.found_gone(node_id_of(3, 0, 29), 1)
+    assert not any(mesh.planner.is_suspect(node) for node in mesh.planner.nodes())
+
+
 def test_suspects_are_left_out_while_others_cover_the_model(mesh: Mesh) -> None:
     mesh.clock.time += 12  # all missed two
     mesh.fleet.register(claim(3, 0, 29))
