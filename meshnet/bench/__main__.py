@@ -8,7 +8,7 @@ import sys
 
 import meshnet.bench as bench
 
-PARTS = {"processes", "report", "baseline", "ring", "__main__"}
+PARTS = {"processes", "report", "baseline", "__main__"}
 """Modules that are no benchmark themselves."""
 
 

@@ -71,16 +71,23 @@ class BenchMesh:
             time.sleep(POLL_S)
         raise StartError(f"{name} does not listen after {START_S:g} s")
 
-    def start_tracker(self, *flags: str) -> str:
-        self._start("tracker", ["-m", "daemons.tracker", "--name", "tracker", "--port", "0", *flags])
+    def start_tracker(self, *flags: str, inside: str = "") -> str:
+        """``inside``: the network namespace that it runs in."""
+        self._start("tracker", ["-m", "daemons.tracker", "--name", "tracker", "--port", "0", *flags], {}, inside)
         return self.tracker_url
 
     def start_node(
-        self, name: str, model: str, shard: str, *flags: str, environ: Mapping[str, str] | None = None
+        self,
+        name: str,
+        model: str,
+        shard: str,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        inside: str = "",
     ) -> None:
         command = ["-m", "daemons.node", "--name", name, "--model", model, "--shard", shard, "--port", "0"]
         command += ["--tracker", self.tracker_url, "--threads", str(self.threads), *flags]
-        self._start(name, command, environ or {})
+        self._start(name, command, environ or {}, inside)
 
     def wait_ready(self, names: Sequence[str]) -> dict[str, NodeMessage]:
         """Nodes by name, once all of them are ready."""
@@ -116,13 +123,14 @@ class BenchMesh:
                 daemon.stop()
         self._http.close()
 
-    def _start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+    def _start(self, name: str, command: Sequence[str], environ: Mapping[str, str], inside: str) -> None:
         log = self.home / f"{name}.log"
         (self.home / "run" / f"{name}.json").unlink(missing_ok=True)
-        own = {HOME_VARIABLE: str(self.home), "OMP_NUM_THREADS": str(self.threads), **(environ or {})}
+        own = {HOME_VARIABLE: str(self.home), "OMP_NUM_THREADS": str(self.threads), **environ}
+        words = ["ip", "netns", "exec", inside, sys.executable] if inside else [sys.executable]
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, *command], env={**os.environ, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                [*words, *command], env={**os.environ, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
         self.daemons[name] = Daemon(name, process, log)
 

@@ -17,10 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.tui.debian import need
-
 PUBLIC = "10.78.0.1"
 """The public host's address, on its loopback interface, so that every house reaches it by its own line."""
 NETWORK = "10.78.0.0/16"
@@ -51,16 +47,6 @@ async def main(url, body):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-def need_namespaces() -> None:
-    """Skips where none can be made; iproute2 is installed where it is only missing."""
-    ip = need("ip", "iproute2")
-    name = f"mn-try-{os.getpid()}"
-    made = subprocess.run([ip, "netns", "add", name], capture_output=True, text=True, check=False)
-    subprocess.run([ip, "netns", "del", name], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
 
 
 @dataclass

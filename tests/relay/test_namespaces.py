@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from houses import NETWORK, PUBLIC, Town, flags, need_namespaces, pieces, town
+from houses import NETWORK, PUBLIC, Town, flags, pieces, town
 
 from meshnet.weights.store import Store
+from tests.tui.debian import need_namespaces
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -25,3 +25,13 @@ def need(program: str, package: str) -> str:
     if os.environ.get("CI"):
         pytest.fail(f"{program} is not here and its package {package} cannot be installed")
     pytest.skip(f"needs {program}: apt-get install {package}")
+
+
+def need_namespaces() -> None:
+    """Skips where none can be made; iproute2 is installed where it is only missing."""
+    ip = need("ip", "iproute2")
+    name = f"mn-try-{os.getpid()}"
+    made = subprocess.run([ip, "netns", "add", name], capture_output=True, text=True, check=False)
+    subprocess.run([ip, "netns", "del", name], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
