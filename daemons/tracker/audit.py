@@ -1,7 +1,7 @@
 """Audits: now and then a hop of a call that went well is asked for its layers' output on public rows, and so is another
 holder of them; when the two disagree, a third decides. Disagreement is shown, counted, and the one convicted left out.
 
-Nodes that are behind TLS or a relay have no plain HTTP door and are not audited.
+Nodes are asked by HTTP over the connector that dials heads, so that those behind TLS or a relay are asked as well.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Auditor:
         convict: Callable[[NodeId, str], None],
         ticket_for: Callable[[Wallet], str] | None = None,
     ) -> None:
+        """``http`` reaches every kind of address that a node may have; ``ticket_for`` opens a node's door."""
         self._fleet = fleet
         self._http = http
         self._rng = rng

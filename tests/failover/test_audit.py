@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import secrets
+import time
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
+import aiohttp
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshnet.domain.audit import PROBE_ROWS, TOLERANCE, difference, judge, probe_rows
+from daemons.kit.dial import MeshConnector
+from daemons.kit.guard import Guard
+from daemons.kit.identity import WalletKey, make_wallet_key
+from daemons.kit.tls import own_server
+from daemons.kit.web import serve, serve_also
+from daemons.node.app import node_app, status_of
+from daemons.node.identity import Holding, Identity
+from daemons.node.service import Node
+from daemons.node.trust import Trust
+from daemons.tracker.audit import Auditor
+from daemons.tracker.fleet import Fleet
+from daemons.tracker.seal import Seal
+from meshnet.domain.audit import PROBE_ROWS, TOLERANCE, Verdict, difference, judge, probe_rows
 from meshnet.domain.engine import ITEMSIZE, Rows
-from meshnet.domain.ids import NodeId
+from meshnet.domain.ids import NodeId, make_node_id
+from meshnet.domain.keys import KeyRing
 from meshnet.domain.routes import Hop
+from meshnet.domain.shards import parse_shard
+from meshnet.wire import access
+from meshnet.wire.messages import RegisterRequest
+from meshnet.wire.relay import RelayAddress
 from tests.failover.fleet import listen, whole
 from tests.failover.live import LiveMesh, LiveNode, open_live
+from tests.mesh.fake_engine import FakeCodec, FakeEngine, facts
 
 
 def rows(*numbers: float) -> Rows:
@@ -63,14 +89,14 @@ def test_two_disagree_and_a_third_decides() -> None:
 class Liar:
     """Adds something to what a fake engine passes on."""
 
-    def __init__(self, live: LiveNode) -> None:
-        inner = live.engine.forward
+    def __init__(self, engine: FakeEngine) -> None:
+        inner = engine.forward
 
         def forward(entering, start: int, end: int) -> Rows:
             out = inner(entering, start, end)
             return Rows(out.dtype, out.shape, bytes(len(out.data)))
 
-        live.engine.forward = forward  # type: ignore[method-assign]
+        engine.forward = forward  # type: ignore[method-assign]
 
 
 def hop_of(mesh: LiveMesh, live: LiveNode, start: int, end: int) -> Hop:
@@ -91,7 +117,7 @@ async def test_liar_is_convicted_shown_counted_and_left_out(tmp_path: Path) -> N
     async with open_live(tmp_path, audit_share=1.0) as mesh:
         await mesh.add("h", "0-14")
         tails = [await mesh.add(name, "15-29") for name in ("t1", "t2", "t3")]
-        Liar(tails[1])
+        Liar(tails[1].engine)
         tracker = mesh.running.tracker
         for number in range(40):
             assert (await listen(mesh.client, f"audit {number}", 2)).text == whole(f"audit {number}", 2)
@@ -119,3 +145,118 @@ async def test_nobody_to_compare_with_or_no_answer_is_no_verdict(tmp_path: Path)
         await other.site.close()
         assert await auditor.audit(hop_of(mesh, first, 0, 29)) is None
         assert b'result="unanswered"' in mesh.running.tracker.metrics.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    node_id: NodeId
+    engine: FakeEngine
+
+
+class TlsHouse:
+    """Nodes of an exposed mesh, each with a TLS door alone, and a tracker's fleet, key and connector."""
+
+    def __init__(self, folder: Path, stack: contextlib.AsyncExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.key = self._wallet("tracker")
+        self.seal = Seal(self.key, time.monotonic, time.time, draw, required=True)
+        self.fleet = Fleet(time.monotonic)
+        self.results: list[str] = []
+        self.convicted: list[NodeId] = []
+
+    def _wallet(self, name: str) -> WalletKey:
+        seed = Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+        return make_wallet_key(seed, self._folder / f"{name}.tls")
+
+    async def add(self, name: str, shard: str) -> Audited:
+        key, model, held = self._wallet(name), facts(), parse_shard(shard)
+        trust = Trust(time.time, required=True)
+        trust.take_tracker(self.key.wallet)
+        holding = Holding(
+            make_node_id(key.wallet, held),
+            f"boot-of-{name}",
+            model.model_key,
+            model.revision,
+            held,
+            model.n_layers,
+            model.hidden_size,
+            model.context_length,
+            model.dtype,
+        )
+        http = await self._stack.enter_async_context(aiohttp.ClientSession())
+        node, engine = Node(Identity(holding), http, trust=trust), FakeEngine(held)
+        guard = Guard("exposed", access.NODE, KeyRing, time.monotonic, time.time, wallet=key.wallet)
+        guard.opens = lambda text: trust.opens(text, key.wallet)
+        site = await serve(
+            node_app(node, name, lambda: status_of(node, name, (0, 0), (), True), guard=guard), "127.0.0.1", 0
+        )
+        port = await serve_also(site, "127.0.0.1", 0, own_server(key.tls_file))
+        self._stack.push_async_callback(site.close)
+        self._stack.push_async_callback(node.close)
+        await node.load(lambda: (engine, FakeCodec() if held.start == 0 else None))
+        self.fleet.register(
+            RegisterRequest(
+                wallet=key.wallet,
+                public_key=key.public_key.hex(),
+                name=name,
+                url=RelayAddress("127.0.0.1", port, key.wallet, "tls").url,
+                model_key=model.model_key,
+                revision=model.revision,
+                n_layers=model.n_layers,
+                shard_start=held.start,
+                shard_end=held.end,
+                hidden_size=model.hidden_size,
+                context_length=model.context_length,
+                boot=holding.boot,
+            )
+        )
+        return Audited(NodeId(node.identity.node_id), engine)
+
+    async def audit(self, live: Audited, start: int, end: int, *, tickets: bool = True) -> Verdict | None:
+        connector = MeshConnector(self.key, self.seal.link_ticket)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            auditor = Auditor(
+                self.fleet,
+                http,
+                Random(1),
+                1.0,
+                lambda kind, **fields: None,
+                self.results.append,
+                lambda node_id, why: self.convicted.append(node_id),
+                self.seal.link_ticket if tickets else None,
+            )
+            try:
+                lease = self.fleet.get(live.node_id)
+                assert lease is not None
+                return await auditor.audit(Hop(live.node_id, lease.node.url, start, end, 1))
+            finally:
+                await auditor.close()
+
+
+def draw() -> str:
+    return secrets.token_hex(16)
+
+
+async def test_nodes_behind_tls_are_audited_and_a_liar_among_them_convicted(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        house = TlsHouse(tmp_path, stack)
+        first = await house.add("a", "15-29")
+        await house.add("b", "10-29")
+        verdict = await house.audit(first, 15, 24)
+        assert verdict is not None and verdict.agree and house.results == ["agreed"]
+        assert await house.audit(first, 15, 24, tickets=False) is None, "without a ticket the door stays shut"
+        await house.add("c", "15-29")
+        Liar(first.engine)
+        assert (await house.audit(first, 15, 24)) is not None
+        assert house.results == ["agreed", "unanswered", "convicted"] and house.convicted == [first.node_id]
+
+
+async def test_another_key_behind_the_door_is_not_believed(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        house = TlsHouse(tmp_path, stack)
+        first, other = await house.add("a", "0-14"), await house.add("b", "0-14")
+        lease, there = house.fleet.get(first.node_id), house.fleet.get(other.node_id)
+        assert lease is not None and there is not None
+        url = there.node.url.replace(there.node.wallet, lease.node.wallet)
+        house.fleet.register(msgspec.structs.replace(lease.claim, url=url))
+        assert await house.audit(first, 0, 14) is None and house.results == ["unanswered"]
