@@ -13,7 +13,7 @@ import secrets
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -33,7 +33,6 @@ from daemons.kit.peerfiles import PeerFiles
 from daemons.kit.proof import Prover
 from daemons.kit.run import Stop, run, write_run_file
 from daemons.kit.signing import RequestSigner
-from daemons.kit.tasks import every
 from daemons.kit.tls import own_server
 from daemons.kit.web import Site, serve, serve_also
 from daemons.node.announce import Advertised, Announcer
@@ -41,10 +40,11 @@ from daemons.node.app import node_app, status_of
 from daemons.node.failpoints import FailingEngine, fail_point_of
 from daemons.node.identity import Holding, Identity
 from daemons.node.joining import Joiner, Work
+from daemons.node.measuring import Benchmark
 from daemons.node.service import Node
 from daemons.node.settings import NodeSettings, is_loopback
 from daemons.node.slowed import SlowedEngine
-from daemons.node.speed import read_speed, save_speed, speed_key
+from daemons.node.speed import speed_key
 from daemons.node.trust import Trust
 from daemons.node.uplinks import Address, Means, Uplinks
 from daemons.node.wallet import WalletKey, open_wallet
@@ -75,15 +75,10 @@ half a millisecond costs nothing measurable, since torch lets go of the interpre
 
 MOVE_DRAIN_S = 120.0
 """A move waits so long for running sessions; what still runs then is given up and goes on elsewhere."""
-MEASURE_AGAIN_S = 6 * 3600.0
-"""A benchmark older than this is taken again when the node is idle: machines get other work, clocks throttle."""
 HUGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")
 """Read by torch as it is imported: weights lie in 2 MiB pages where the system allows it. When a process is killed, its
 memory is freed before its sockets close: in 4 KiB pages at 0.1 s a gigabyte, which its neighbours wait in the dark; in
 large ones at a tenth of that."""
-
-STEADY_SPREAD = 0.5
-"""A measurement that varied more was taken on a busy machine: it is used, but not remembered for the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,41 +385,26 @@ async def _load(node: Node, plan: Plan, progress: Progress, announcer: Announcer
         log.info("weights fetched layers=%s bytes=%d seconds=%.1f", plan.shard, fetched, time.monotonic() - started)
     await node.load(lambda: make_engine(plan, progress))
     log.info("shard loaded layers=%s seconds=%.1f", plan.shard, time.monotonic() - started)
-    settings = plan.settings
-    key = speed_key(
-        work.model.manifest.revision, str(plan.shard), settings.dtype, settings.threads, settings.delay_per_layer_ms
-    )
-    speed = read_speed(plan.folder, key)
-    if speed is None or not speed.extra:
-        speed = await _measured(node, plan, key)
+    benchmark = _benchmark(node, plan, announcer)
+    await benchmark.at_start()
     node.ready = True
-    announcer.measured(speed, await node.worker.call(_accelerators))
-
-    async def again() -> None:
-        # Others may use the machine by now; only an idle node learns what it can do, and keeps nobody waiting.
-        if len(node.sessions) == 0 and not node.identity.draining:
-            announcer.measured(await _measured(node, plan, key), await node.worker.call(_accelerators))
-
-    node.tasks.start(_later(again), "measure")
+    announcer.wake()
+    node.tasks.start(benchmark.keep(), "measure")
 
 
-async def _later(again: Callable[[], Awaitable[None]]) -> None:
-    await asyncio.sleep(MEASURE_AGAIN_S)
-    await every(again, lambda: MEASURE_AGAIN_S, "measure")
+def _benchmark(node: Node, plan: Plan, announcer: Announcer) -> Benchmark:
+    settings, revision = plan.settings, plan.work.model.manifest.revision
 
+    async def tell(speed: EngineSpeed) -> None:
+        announcer.measured(speed, await node.worker.call(_accelerators))
 
-async def _measured(node: Node, plan: Plan, key: str) -> EngineSpeed:
-    speed = await node.worker.call(_measure)
-    if speed.spread <= STEADY_SPREAD:
-        save_speed(plan.folder, key, speed)
-    log.info(
-        "measured decode_tps=%.1f batch8_tps=%.1f prefill_tps=%.1f spread=%.2f",
-        speed.decode_tps,
-        speed.decode_batch8_tps,
-        speed.prefill_tps,
-        speed.spread,
+    return Benchmark(
+        plan.folder,
+        speed_key(revision, str(plan.shard), settings.dtype, settings.threads, settings.delay_per_layer_ms),
+        lambda: node.worker.call(_measure),
+        lambda: len(node.sessions) > 0 or node.identity.draining,
+        tell,
     )
-    return speed
 
 
 def _measure(engine: ShardEngine) -> EngineSpeed:
