@@ -24,6 +24,10 @@ MAX_LOAD = 1_000_000
 """A queue beyond this is a broken report; it is cut so that arithmetic stays finite."""
 
 
+HopWork = tuple[NodeId, int, int, float]
+"""What a hop does for one token: its node_id, the layers it executes, the node's load, seconds per layer it claims."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A route that may be chosen, with what is known of its hops now. The tuples run along ``route.hops``."""
@@ -38,15 +42,24 @@ class Candidate:
     """Per hop: decayed success share, in [0, 1]."""
     layer_s: tuple[float, ...]
     """Per hop: seconds per token and layer that its benchmark claims, idle."""
-    work: tuple[tuple[NodeId, int], ...] = field(init=False, repr=False, compare=False)
-    """Per hop: node_id and layers executed; kept, because every choice reads them of every candidate."""
+    node_ids: tuple[NodeId, ...] = field(init=False, repr=False, compare=False)
+    work: tuple[HopWork, ...] = field(init=False, repr=False, compare=False)
+    """Per hop, as ``node_ids``; both kept, because every choice reads them of every candidate."""
     reputation: float = field(init=False, repr=False, compare=False)
     """Chance that every hop holds, were they independent."""
 
     def __post_init__(self) -> None:
-        work = tuple((hop.node_id, hop.end_layer - hop.start_layer + 1) for hop in self.route.hops)
-        object.__setattr__(self, "work", work)
+        object.__setattr__(self, "node_ids", self.route.node_ids)
+        object.__setattr__(self, "work", hop_work(self.route.hops, self.loads, self.layer_s))
         object.__setattr__(self, "reputation", math.prod(self.reputations))
+
+
+def hop_work(hops: Sequence[Hop], loads: Sequence[int], layer_s: Sequence[float]) -> tuple[HopWork, ...]:
+    """Of each hop; the sequences run along them."""
+    return tuple(
+        (hop.node_id, hop.end_layer - hop.start_layer + 1, load, seconds)
+        for hop, load, seconds in zip(hops, loads, layer_s, strict=True)
+    )
 
 
 def make_candidate(route: Route, by_id: Mapping[NodeId, Node], prior_tps: float | None = None) -> Candidate:
@@ -76,12 +89,17 @@ def harmonic_tps(
 def usable_load(node: Node) -> int:
     """The node's load, cut to 0..MAX_LOAD; what is no number counts as 0."""
     load = node.load
+    if 0 <= load <= MAX_LOAD:  # as nearly always
+        return int(load)
     return int(min(max(load, 0), MAX_LOAD)) if math.isfinite(load) else 0
 
 
 def usable_reputation(node: Node) -> float:
     """The node's reputation, cut to [0, 1]; what is no number counts as 1, where every node starts."""
-    return min(max(node.reputation, 0.0), 1.0) if math.isfinite(node.reputation) else 1.0
+    reputation = node.reputation
+    if 0.0 <= reputation <= 1.0:  # as nearly always
+        return reputation
+    return min(max(reputation, 0.0), 1.0) if math.isfinite(reputation) else 1.0
 
 
 def usable_benchmark(node: Node) -> float:
@@ -156,24 +174,26 @@ def _completions(group: Sequence[Node]) -> list[_Completion | None]:
 
 def _furthest_nodes(group: Sequence[Node]) -> list[Node | None]:
     """Per layer the node that holds it and reaches furthest; ties by higher prior, then smaller node_id."""
-    starting: dict[int, list[Node]] = {}
+    starting: list[Node | None] = [None] * group[0].n_layers
     for node in group:
-        starting.setdefault(node.shard.start, []).append(node)
+        start = node.shard.start
+        starting[start] = _further(node, starting[start])
     best: Node | None = None
     furthest: list[Node | None] = []
-    for layer in range(group[0].n_layers):
-        for node in starting.get(layer, ()):
-            if best is None or _reaches_further(node, best):
-                best = node
+    for layer, node in enumerate(starting):
+        if node is not None:
+            best = _further(node, best)
         furthest.append(best if best is not None and best.shard.end >= layer else None)
     return furthest
 
 
-def _reaches_further(node: Node, best: Node) -> bool:
-    if node.shard.end != best.shard.end:
-        return node.shard.end > best.shard.end
+def _further(node: Node, best: Node | None) -> Node:
+    if best is None or node.shard.end > best.shard.end:
+        return node
+    if node.shard.end < best.shard.end:
+        return best
     mine, theirs = hop_prior_tps(node), hop_prior_tps(best)
-    return mine > theirs or (mine == theirs and node.node_id < best.node_id)
+    return node if mine > theirs or (mine == theirs and node.node_id < best.node_id) else best
 
 
 def _greedy_candidate(head: Node, completions: Sequence[_Completion | None], prior_tps: float) -> Candidate:

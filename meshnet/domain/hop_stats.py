@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshnet.domain.candidates import HOP_LINK_S, Candidate
+from meshnet.domain.candidates import HOP_LINK_S, Candidate, HopWork, hop_work
 from meshnet.domain.decayed import DecayedSum
 from meshnet.domain.routes import Hop
 from meshnet.domain.routing import HopTiming, Outcome, is_positive_number
@@ -54,11 +54,13 @@ _NodeView = tuple[float, float, float]
 
 
 class Prediction(NamedTuple):
-    """A route's seconds per token now: its logarithm, each hop's share of it, each hop's variance of ln(seconds)."""
+    """A route's seconds per token now, and the variance of their logarithm."""
 
-    log_seconds: float
-    shares: Sequence[float]
-    variances: Sequence[float]
+    seconds: float
+    parts: Sequence[float]
+    """Each hop's own seconds; the rest is links."""
+    variance: float
+    """``sum over hops of share^2 x variance of ln(the hop's seconds)``."""
 
 
 class HopStatsStore:
@@ -99,7 +101,12 @@ class HopStatsStore:
         """Of each, ``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
         known: dict[str, _NodeView] = {}
         factor = self.load_factor
-        return [self._predict(c.work, c.loads, c.layer_s, now, factor, known) for c in candidates]
+        return [self._predict(c.work, now, factor, known) for c in candidates]
+
+    def variance(self, node_id: str, now: float) -> float:
+        """Of ln(seconds per layer) of this node: how little is known of it."""
+        belief = self._beliefs.get(node_id)
+        return PRIOR_VARIANCE if belief is None else self._variance(belief, now)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a whole answer: each hop from its own timing where frames carried one, else all of them from the
@@ -130,29 +137,21 @@ class HopStatsStore:
             del self._beliefs[node_id]
             self._links.pop(node_id, None)
 
-    def _predict(
-        self,
-        work: Sequence[tuple[str, int]],
-        loads: Sequence[int],
-        claimed: Sequence[float],
-        now: float,
-        factor: float,
-        known: dict[str, _NodeView],
-    ) -> Prediction:
-        """``work``: (node_id, layers) along the route; ``known`` keeps what is the same for every route over a node."""
-        seconds: list[float] = []
-        variances: list[float] = []
-        total = 0.0
-        for (node_id, layers), load, claim in zip(work, loads, claimed, strict=True):
+    def _predict(self, work: Sequence[HopWork], now: float, factor: float, known: dict[str, _NodeView]) -> Prediction:
+        """``known`` keeps what is the same for every route over a node. Every choice runs this for every hop of every
+        candidate."""
+        parts: list[float] = []
+        total = spread = 0.0
+        for node_id, layers, load, claim in work:
             view = known.get(node_id)
             if view is None:
                 view = known[node_id] = self._view(node_id, claim, now)
             layer_s, variance, link_s = view
             part = layers * layer_s * (1.0 + factor * load)
-            seconds.append(part)
-            variances.append(variance)
+            parts.append(part)
             total += part + link_s
-        return Prediction(math.log(total), [part / total for part in seconds], variances)
+            spread += part * part * variance
+        return Prediction(total, parts, spread / (total * total))
 
     def _view(self, node_id: str, claimed_layer_s: float, now: float) -> _NodeView:
         belief = self._beliefs.get(node_id)
@@ -214,12 +213,12 @@ class HopStatsStore:
         tokens: int,
         now: float,
     ) -> None:
-        work = [(hop.node_id, hop.end_layer - hop.start_layer + 1) for hop in hops]
-        prediction = self._predict(work, loads, claimed, now, self.load_factor, {})
-        surprise = math.log(token_s) - prediction.log_seconds
+        prediction = self._predict(hop_work(hops, loads, claimed), now, self.load_factor, {})
+        surprise = math.log(token_s / prediction.seconds)
+        shares = [part / prediction.seconds for part in prediction.parts]
         noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / tokens)
-        parts = [s * s * v for s, v in zip(prediction.shares, prediction.variances, strict=True)]
-        for hop, claim, share, part in zip(hops, claimed, prediction.shares, parts, strict=True):
+        parts = [share * share * self.variance(hop.node_id, now) for hop, share in zip(hops, shares, strict=True)]
+        for hop, claim, share, part in zip(hops, claimed, shares, parts, strict=True):
             belief = self._beliefs.get(hop.node_id)
             if belief is None:
                 belief = self._beliefs[hop.node_id] = _Belief(math.log(claim), PRIOR_VARIANCE, now)

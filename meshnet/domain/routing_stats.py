@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshnet.domain.decayed import DecayedSum, decay
 from meshnet.domain.routing import ArmStatus, Outcome, TopologyChange, is_positive_number
@@ -69,9 +70,9 @@ def _success_share(share: DecayedSum, now: float, half_life_s: float) -> float:
     return (successes + REPUTATION_PRIOR_MASS) / (tries + REPUTATION_PRIOR_MASS)
 
 
-@dataclass(frozen=True, slots=True)
-class ArmStats:
-    """One arm as it stands at a moment. tps None: never measured."""
+class ArmStats(NamedTuple):
+    """One arm as it stands at a moment. tps None: never measured. A tuple, because every choice makes one for every
+    candidate."""
 
     tps: float | None = None
     mass: float = 0.0

@@ -44,9 +44,10 @@ def test_before_any_sample_a_node_is_what_it_claims():
     store = HopStatsStore(HALF_LIFE_S)
     [prediction] = store.predict([candidate("ab", 0.01, loads=(0, 1))], 0.0)
     seconds = 2 * 0.01 + 2 * 0.01 * (1 + LOAD_FACTOR) + 2 * HOP_LINK_S
-    assert math.exp(prediction.log_seconds) == pytest.approx(seconds)
-    assert prediction.variances == [PRIOR_VARIANCE, PRIOR_VARIANCE]
-    assert prediction.shares == pytest.approx([0.02 / seconds, 0.04 / seconds])
+    assert prediction.seconds == pytest.approx(seconds)
+    assert prediction.parts == pytest.approx([0.02, 0.04])
+    assert prediction.variance == pytest.approx(PRIOR_VARIANCE * (0.02**2 + 0.04**2) / seconds**2)
+    assert [store.variance(node_id, 0.0) for node_id in "ab"] == [PRIOR_VARIANCE, PRIOR_VARIANCE]
 
 
 def test_hop_timings_teach_each_node_its_own_speed():
@@ -93,7 +94,7 @@ def test_uncertainty_grows_while_nothing_is_measured_up_to_the_prior():
     store = HopStatsStore(HALF_LIFE_S)
     for at in range(5):
         store.observe(outcome(candidate("a"), {"a": 0.01}, float(at)))
-    variances = [store.predict([candidate("a")], at)[0].variances[0] for at in (4.0, 600.0, 6000.0, 1e9)]
+    variances = [store.variance("a", at) for at in (4.0, 600.0, 6000.0, 1e9)]
     assert variances == sorted(variances) and variances[0] < 0.03
     assert variances[-1] == PRIOR_VARIANCE
 

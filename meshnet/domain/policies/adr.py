@@ -21,10 +21,10 @@ def choose_route(
     any arm is unproven, the least measured of these (ties by prior, then signature); otherwise a proven one with
     P proportional to (tps x success share)^alpha. Draws at most two numbers. Raises NoRoute without candidates."""
     arms = _arms(candidates, stats, now)
-    proven = [c for c in candidates if arms[c.signature].status == "proven"]
-    scouts = [c for c in candidates if arms[c.signature].status != "proven"]
+    proven, scouts = _split(candidates, arms)
+    weights = exploit_weights(proven, arms, config.weight_alpha)
     scores = {c.signature: _score(c, arms[c.signature]) for c in candidates}
-    probabilities = _probabilities(candidates, arms, config)
+    probabilities = _probabilities(candidates, scouts, weights, arms, config)
     if not proven:
         chosen = min(scouts, key=_prior_order)
         why = f"no route is proven yet: best prior, {chosen.prior_tps:.3g} tokens/s"
@@ -34,7 +34,8 @@ def choose_route(
         arm = arms[chosen.signature]
         why = f"scouting 1 of {len(scouts)} unproven routes: {arm.status}, least measured (mass {arm.mass:.2f})"
         return Decision(chosen.route, chosen.signature, "scout", why, "adr", scores, probabilities)
-    chosen = draw(proven, exploit_weights(proven, arms, config.weight_alpha), rng)
+    signature = draw(weights, rng)
+    chosen = next(c for c in proven if c.signature == signature)
     share = probabilities[chosen.signature]
     learned = arms[chosen.signature].tps
     why = f"measured {learned:.3g} tokens/s; takes {share:.0%} of requests by tps^{config.weight_alpha:g}"
@@ -63,29 +64,40 @@ class AdrPolicy:
         if not candidates:
             return []
         arms = _arms(candidates, self._memory.arms, now)
-        shares = _probabilities(candidates, arms, self._config)
+        proven, scouts = _split(candidates, arms)
+        weights = exploit_weights(proven, arms, self._config.weight_alpha)
+        shares = _probabilities(candidates, scouts, weights, arms, self._config)
         best = max((a.tps or 0.0 for a in arms.values() if a.status == "proven"), default=None)
         return [
             arm_row(c, arms[c.signature], best, shares[c.signature], _score(c, arms[c.signature])) for c in candidates
         ]
 
 
-def exploit_weights(proven: Sequence[Candidate], arms: Mapping[str, ArmStats], alpha: float) -> list[float]:
-    """``(tps x success share)^alpha`` relative to the best, so that no alpha overflows."""
-    logs = [alpha * math.log(_effective_tps(arms[c.signature])) for c in proven]
-    top = max(logs)
-    return [math.exp(value - top) for value in logs]
+def exploit_weights(proven: Sequence[Candidate], arms: Mapping[str, ArmStats], alpha: float) -> dict[str, float]:
+    """``(tps x success share)^alpha`` relative to the best, so that no alpha overflows; by signature."""
+    logs = {c.signature: alpha * math.log(_effective_tps(arms[c.signature])) for c in proven}
+    top = max(logs.values(), default=0.0)
+    return {signature: math.exp(value - top) for signature, value in logs.items()}
 
 
-def draw(candidates: Sequence[Candidate], weights: Sequence[float], rng: Random) -> Candidate:
-    """One candidate with P proportional to its weight; the order of the candidates does not matter. One number."""
-    ordered = sorted(zip(candidates, weights, strict=True), key=lambda pair: pair[0].signature)
-    mark = rng.random() * math.fsum(weights)
-    for candidate, weight in ordered:
-        mark -= weight
+def draw(weights: Mapping[str, float], rng: Random) -> str:
+    """One signature with P proportional to its weight, whatever their order. Draws one number."""
+    mark = rng.random() * math.fsum(weights.values())
+    ordered = sorted(weights)
+    for signature in ordered:
+        mark -= weights[signature]
         if mark < 0:
-            return candidate
-    return max(ordered, key=lambda pair: pair[1])[0]
+            return signature
+    return max(ordered, key=weights.__getitem__)
+
+
+def _split(candidates: Sequence[Candidate], arms: Mapping[str, ArmStats]) -> tuple[list[Candidate], list[Candidate]]:
+    """Proven ones, and those to scout."""
+    proven: list[Candidate] = []
+    scouts: list[Candidate] = []
+    for candidate in candidates:
+        (proven if arms[candidate.signature].status == "proven" else scouts).append(candidate)
+    return proven, scouts
 
 
 def _arms(candidates: Sequence[Candidate], stats: RouteStatsStore, now: float) -> dict[str, ArmStats]:
@@ -95,20 +107,22 @@ def _arms(candidates: Sequence[Candidate], stats: RouteStatsStore, now: float) -
 
 
 def _probabilities(
-    candidates: Sequence[Candidate], arms: Mapping[str, ArmStats], config: RoutingConfig
+    candidates: Sequence[Candidate],
+    scouts: Sequence[Candidate],
+    weights: Mapping[str, float],
+    arms: Mapping[str, ArmStats],
+    config: RoutingConfig,
 ) -> dict[str, float]:
-    """Of each candidate being chosen next: the table's expected shares and the log's propensities."""
+    """Of each candidate being chosen next: the table's expected shares and the log's propensities. ``weights``: of the
+    proven ones, by signature."""
     shares = {c.signature: 0.0 for c in candidates}
-    proven = [c for c in candidates if arms[c.signature].status == "proven"]
-    scouts = [c for c in candidates if arms[c.signature].status != "proven"]
-    if not proven:
+    if not weights:
         shares[min(scouts, key=_prior_order).signature] = 1.0
         return shares
     explore = config.explore_share if scouts else 0.0
-    weights = exploit_weights(proven, arms, config.weight_alpha)
-    total = math.fsum(weights)
-    for candidate, weight in zip(proven, weights, strict=True):
-        shares[candidate.signature] = (1.0 - explore) * weight / total
+    total = math.fsum(weights.values())
+    for signature, weight in weights.items():
+        shares[signature] = (1.0 - explore) * weight / total
     if scouts:
         shares[_next_scout(scouts, arms).signature] = explore
     return shares

@@ -39,16 +39,16 @@ class DrawnPolicy:
         if not candidates:
             raise NoRoute("No candidate route is left to choose from. See: meshnet coverage")
         odds = self._rule(candidates, self._memory, now)
-        chosen = draw(candidates, [odds.probabilities[c.signature] for c in candidates], rng)
+        signature = draw(odds.probabilities, rng)
         best = max(odds.scores.values())
-        score, share = odds.scores[chosen.signature], odds.probabilities[chosen.signature]
+        score, share = odds.scores[signature], odds.probabilities[signature]
         exploits = score >= best
         why = f"{self.name}: predicted {score:.3g} tokens/s, " + (
             f"the best of {len(candidates)} routes" if exploits else f"the best has {best:.3g}; a try at {share:.1%}"
         )
         return Decision(
-            chosen.route,
-            chosen.signature,
+            next(c.route for c in candidates if c.signature == signature),
+            signature,
             "exploit" if exploits else "scout",
             why,
             self.name,

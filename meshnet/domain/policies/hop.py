@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
+from operator import mul
 
 from meshnet.domain.candidates import Candidate
 from meshnet.domain.hop_stats import Prediction
@@ -21,30 +23,34 @@ requests between routes that are as good as equal; higher overlooks small gains.
 def hop_rule(candidates: Sequence[Candidate], memory: RoutingMemory, now: float) -> Odds:
     """Time per token = ``sum(layers x layer_s x (1 + c x load)) + links``, over the route's reputation."""
     predictions = memory.hops.predict(candidates, now)
-    logs = [
-        prediction.log_seconds - math.log(max(candidate.reputation, MIN_REPUTATION))
+    seconds = [
+        prediction.seconds / max(candidate.reputation, MIN_REPUTATION)
         for prediction, candidate in zip(predictions, candidates, strict=True)
     ]
-    best = min(range(len(logs)), key=lambda i: (logs[i], candidates[i].signature))
-    variances = _difference_variances(candidates, predictions, best)
-    probabilities = beat_probabilities([log - logs[best] for log in logs], variances, best, WORTH_A_TRY)
     signatures = [candidate.signature for candidate in candidates]
+    _, _, best = min(zip(seconds, signatures, range(len(seconds)), strict=True))
+    variances = _difference_variances(candidates, predictions, best, memory, now)
+    behind = [math.log(time_s / seconds[best]) for time_s in seconds]
+    probabilities = beat_probabilities(behind, variances, best, WORTH_A_TRY)
     return Odds(
-        {signature: math.exp(-log) for signature, log in zip(signatures, logs, strict=True)},
+        {signature: 1.0 / time_s for signature, time_s in zip(signatures, seconds, strict=True)},
         dict(zip(signatures, probabilities, strict=True)),
     )
 
 
-def _difference_variances(candidates: Sequence[Candidate], predictions: Sequence[Prediction], best: int) -> list[float]:
+def _difference_variances(
+    candidates: Sequence[Candidate], predictions: Sequence[Prediction], best: int, memory: RoutingMemory, now: float
+) -> list[float]:
     """Variance of ln(time of i / time of best), ``sum over nodes of (share_i - share_best)^2 x variance``: what two
-    routes have in common does not make them uncertain against each other."""
+    routes have in common does not make them uncertain against each other. Multiplied out: each one's own variance less
+    ``2 x share_i x share_best x variance`` of the nodes on both."""
     ours = predictions[best]
-    shares = {node_id: share for (node_id, _), share in zip(candidates[best].work, ours.shares, strict=True)}
-    whole = sum(s * s * v for s, v in zip(ours.shares, ours.variances, strict=True))
+    twice = {
+        node_id: 2.0 * part / ours.seconds * memory.hops.variance(node_id, now)
+        for node_id, part in zip(candidates[best].node_ids, ours.parts, strict=True)
+    }
     found: list[float] = []
-    for candidate, (_, parts, variances) in zip(candidates, predictions, strict=True):
-        total = whole
-        for (node_id, _), share, variance in zip(candidate.work, parts, variances, strict=True):
-            total += variance * share * (share - 2.0 * shares.get(node_id, 0.0))
-        found.append(max(total, 0.0))
+    for candidate, (seconds, parts, variance) in zip(candidates, predictions, strict=True):
+        common = sum(map(mul, parts, map(twice.get, candidate.node_ids, repeat(0.0)))) / seconds
+        found.append(max(ours.variance + variance - common, 0.0))
     return found
