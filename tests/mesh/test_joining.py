@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from meshnet.client.http import open_http
-from meshnet.client.tracker import TrackerClient
+from meshnet.client.tracker import ChatAnswer, TrackerClient
 from meshnet.domain.budget import Promise, memory_need
 from meshnet.domain.errors import Overloaded
 from meshnet.domain.shards import Shard
@@ -205,12 +205,9 @@ def test_memory_stays_in_its_budget_and_a_session_more_is_refused(machines: Mach
     async def run() -> list[object]:
         async with open_http() as http:
             client = TrackerClient(http, url)
-            body = {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": "word " * 120}],
-                "max_tokens": 80,
-                "ignore_eos": True,
-            }
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 120}], "ignore_eos": True}
+            prompt = (await client.ask({**body, "max_tokens": 1})).prompt_tokens
+            body["max_tokens"] = 256 - prompt  # The whole context that the node promised.
             done = asyncio.Event()
             watching = asyncio.ensure_future(watch(done))
             answers = await asyncio.gather(*(client.ask(body) for _ in range(9)), return_exceptions=True)
@@ -222,5 +219,7 @@ def test_memory_stays_in_its_budget_and_a_session_more_is_refused(machines: Mach
     refused = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(refused) == 1 and isinstance(refused[0], Overloaded), answers
     assert "KV" in refused[0].message
+    served = [answer for answer in answers if isinstance(answer, ChatAnswer)]
+    assert {answer.prompt_tokens + answer.completion_tokens for answer in served} == {256}
     assert process.poll() is None and peak < node.memory_budget_bytes, f"{peak} of {node.memory_budget_bytes}"
     process.send_signal(signal.SIGTERM)
