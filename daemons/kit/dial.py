@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -83,26 +84,21 @@ class MeshConnector(aiohttp.TCPConnector):
         if ticket is None:
             raise OSError(f"there is no ticket for {address.wallet}")
         sock, certificate = await reach(address, self._key, ticket, self._check)
-        context = pinned_context("client", self._key.tls_file, certificate)
-        try:
-            transport, protocol = await asyncio.get_running_loop().create_connection(
-                self._factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=HANDSHAKE_S
-            )
-        except OSError:
-            sock.close()
-            raise
-        if peer_wallet(transport.get_extra_info("ssl_object")) != address.wallet:
-            transport.abort()
-            raise OSError(f"another key than {address.wallet}'s answers")
-        return protocol
+        return await self._shake_hands(sock, pinned_context("client", self._key.tls_file, certificate), address)
 
     async def _dial_pinned(self, address: RelayAddress) -> ResponseHandler:
         """The node's own TLS port: it must prove its wallet's key. Ours is proved by HELLO, since a server cannot ask
         for certificates that it does not know."""
         sock = await connect(address.host, address.port, self._check)
+        return await self._shake_hands(sock, unpinned_client(), address)
+
+    async def _shake_hands(
+        self, sock: socket.socket, context: ssl.SSLContext, address: RelayAddress
+    ) -> ResponseHandler:
+        """TLS over ``sock``, which is closed unless the other end has this address's key. Raises OSError."""
         try:
             transport, protocol = await asyncio.get_running_loop().create_connection(
-                self._factory, sock=sock, ssl=unpinned_client(), server_hostname="", ssl_handshake_timeout=HANDSHAKE_S
+                self._factory, sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError:
             sock.close()
