@@ -17,6 +17,7 @@ from daemons.node.service import Node
 from meshnet import __version__
 from meshnet.domain.engine import ITEMSIZE, Rows
 from meshnet.domain.errors import InvalidRequest
+from meshnet.domain.ids import parse_node_id
 from meshnet.domain.keys import KeyRing
 from meshnet.wire import access, api
 from meshnet.wire.decode import decode_json
@@ -41,7 +42,8 @@ def node_app(
         return json_response(status())
 
     async def get_health(request: web.Request) -> web.Response:
-        return json_response(Health(node.state, __version__))
+        wallet, _ = parse_node_id(node.identity.node_id)
+        return json_response(Health(node.state, __version__, wallet))
 
     async def get_metrics(request: web.Request) -> web.Response:
         return web.Response(body=metrics_of(status()), content_type="text/plain")

@@ -15,6 +15,7 @@ from daemons.kit.link import Link, Links
 from daemons.kit.proof import Prover
 from daemons.kit.tasks import Tasks, every
 from daemons.node.deadlines import Deadlines
+from daemons.node.dialback import DialBack
 from daemons.node.driver import Driver
 from daemons.node.hops import Hops
 from daemons.node.identity import Identity
@@ -28,6 +29,7 @@ from meshnet.wire.frames import Hidden
 from meshnet.wire.messages import (
     Cancel,
     Close,
+    Dial,
     Failed,
     Generate,
     Open,
@@ -75,6 +77,7 @@ class Node:
         self.hops = Hops(identity, self.links, self.worker, self.sessions, self.tasks, deadlines, now, trust)
         self.driver = Driver(identity, self.links, self.hops, self.tasks, deadlines, self._encoder, now, trust)
         self.hops.head = self.driver
+        self.dial_back = DialBack(http, self.tasks)
 
     @property
     def state(self) -> NodeState:
@@ -150,6 +153,8 @@ class Node:
                 self.driver.on_probed(link, message)
             case Failed():
                 self.driver.on_failed_frame(link, message)
+            case Dial() if link.peer.role == "tracker":
+                self.dial_back.on_dial(link, message)
             case _:
                 raise FrameError(f"a node takes no {type(message).__name__}")
 

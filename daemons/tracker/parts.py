@@ -24,6 +24,7 @@ from daemons.tracker.reach import LOOK_S, Reach
 from daemons.tracker.seal import Seal
 from daemons.tracker.settings import TrackerConfig, listed
 from daemons.tracker.supply import Means, Supply
+from daemons.tracker.witnesses import Witnesses
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.ids import CallId, NodeId, Wallet
 from meshnet.domain.routing import Outcome
@@ -134,9 +135,11 @@ class Tracker:
             self._on_demand,
             seal.route_ticket if seal else None,
         )
-        self.reach = Reach(self.fleet, self.attempts.dial, clock.now) if config.profile != "local" else None
-        if self.reach is not None:
-            self.planner.is_blocked = self.reach.is_blocked
+        self._witnesses = Witnesses(identity.hello, http, clock.now, seal.prover if seal else None)
+        self.reach: Reach | None = None
+        if config.profile != "local":
+            self.reach = Reach(self.fleet, self.attempts.dial, self._witnesses.ask, clock.now)
+            self.planner.why_blocked = self.reach.why_blocked
         self.fleet.listen(self._on_change)
         self._tasks = Tasks("tracker")
 
@@ -215,4 +218,5 @@ class Tracker:
 
     async def close(self) -> None:
         """After the last response is out."""
+        await self._witnesses.close()
         await self.attempts.close()

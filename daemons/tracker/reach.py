@@ -1,20 +1,24 @@
 """Which nodes can be dialled: found by dialling them back, before a call depends on it and now and then afterwards.
 
-A node that says it is at an address nobody reaches gets no calls; it is told, so that it goes to a relay. A node behind
-a relay that says where it would be directly is tried there, so that it can come back to a shorter way.
+The tracker dials, and asks other nodes to: its own line says little about theirs. A node at an address that nobody
+reaches, or the tracker alone, gets no calls; it is told, so that it goes to a relay. A node behind a relay that says
+where it would be directly is tried there, so that it can come back to a shorter way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from daemons.tracker.fleet import Fleet, Lease
 from meshnet.domain.errors import MeshnetError
 from meshnet.domain.ids import NodeId, Wallet
 from meshnet.domain.nodes import Node
+from meshnet.wire.messages import Dialled
 
 log = logging.getLogger(__name__)
 
@@ -28,30 +32,51 @@ AT_ONCE = 16
 """Dials of one look: each takes connect_s at most."""
 
 
+WITNESSES = 3
+"""Others asked at once. One that reaches the node is enough, so that it takes three liars to shut one out."""
+NOT_YET = "it was not dialled back yet"
+
+Dialler = Callable[[NodeId, str], Awaitable[object]]
+Ask = Callable[[Node, NodeId, str], Awaitable[Dialled | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     url: str
-    works: bool
+    why: str
+    """It does not work; "" where it does."""
     at: float
+    witnessed: bool
+    """Another node tried it too."""
+
+    @property
+    def works(self) -> bool:
+        return not self.why
 
 
 class Reach:
-    """``dial(node_id, url)`` raises MeshnetError unless that node answers there and proves itself."""
+    """``dial(node_id, url)`` raises MeshnetError unless that node answers there and proves itself; ``ask(witness,
+    node_id, url)`` says what another node found, None where it does not say."""
 
-    def __init__(
-        self, fleet: Fleet, dial: Callable[[NodeId, str], Awaitable[object]], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, fleet: Fleet, dial: Dialler, ask: Ask, now: Callable[[], float]) -> None:
         self._fleet = fleet
         self._dial = dial
+        self._ask = ask
         self._now = now
         self._seen: dict[Wallet, _Seen] = {}
+        self._asked_at: dict[Wallet, float] = {}
+        """When each wallet was a witness last: questions go round."""
 
     def is_blocked(self, node: Node) -> bool:
         """Nobody knows that this node can be dialled; relayed ones prove it by their seat."""
+        return bool(self.why_blocked(node))
+
+    def why_blocked(self, node: Node) -> str:
+        """In words; "" for a node that calls may use."""
         if is_relayed(node.url):
-            return False
+            return ""
         seen = self._seen.get(node.wallet)
-        return seen is None or seen.url != node.url or not seen.works
+        return NOT_YET if seen is None or seen.url != node.url else seen.why
 
     def is_unreachable(self, node: Node) -> bool:
         """It was tried, in vain."""
@@ -68,6 +93,7 @@ class Reach:
         leases = self._fleet.leases()
         live = {lease.node.wallet for lease in leases}
         self._seen = {wallet: seen for wallet, seen in self._seen.items() if wallet in live}
+        self._asked_at = {wallet: at for wallet, at in self._asked_at.items() if wallet in live}
         due = [(lease, url) for lease in leases if (url := _url_to_try(lease)) and self._is_due(lease, url)]
         await asyncio.gather(*(self._try(lease, url) for lease, url in due[:AT_ONCE]))
 
@@ -75,20 +101,46 @@ class Reach:
         seen = self._seen.get(lease.node.wallet)
         if seen is None or seen.url != url:
             return True
+        if seen.works and not seen.witnessed and self._witnesses(lease.node, url):
+            return self._now() - seen.at >= AGAIN_S
         return self._now() - seen.at >= (RECHECK_S if seen.works or is_relayed(lease.node.url) else AGAIN_S)
 
     async def _try(self, lease: Lease, url: str) -> None:
         node = lease.node
         before = self._seen.get(node.wallet)
+        why, witnessed = await self._found(node, url)
+        self._seen[node.wallet] = _Seen(url, why, self._now(), witnessed)
+        if before is None or (before.url, before.works) != (url, not why):
+            log.info("node dialled back node=%s url=%s works=%s witnessed=%s", node.node_id, url, not why, witnessed)
+            self._fleet.note(node.node_id, why or "can be dialled")
+
+    async def _found(self, node: Node, url: str) -> tuple[str, bool]:
+        """Why it cannot be dialled, "" where it can; and whether another node says so too."""
         try:
             await self._dial(node.node_id, url)
-            works, why = True, "can be dialled"
         except MeshnetError as error:
-            works, why = False, f"cannot be dialled: {error.message}"
-        self._seen[node.wallet] = _Seen(url, works, self._now())
-        if before is None or (before.url, before.works) != (url, works):
-            log.info("node dialled back node=%s url=%s works=%s", node.node_id, url, works)
-            self._fleet.note(node.node_id, why)
+            return f"cannot be dialled: {error.message}", False
+        witnesses = self._witnesses(node, url)
+        self._asked_at |= {witness.wallet: self._now() for witness in witnesses}
+        answers = await asyncio.gather(*(self._ask(witness, node.node_id, url) for witness in witnesses))
+        said = [(witness, answer) for witness, answer in zip(witnesses, answers, strict=True) if answer is not None]
+        if not said or any(answer.works for _, answer in said):
+            return "", bool(said)
+        who = ", ".join(witness.name or witness.node_id for witness, _ in said)
+        return f"the tracker can dial it, other nodes cannot ({who}): {said[0][1].why}", True
+
+    def _witnesses(self, node: Node, url: str) -> list[Node]:
+        """Other wallets on other machines that calls may use, those first that were not asked for longest."""
+        others = [
+            other
+            for other in self._fleet.nodes()
+            if other.wallet != node.wallet
+            and not self.is_blocked(other)
+            and not self._fleet.is_suspect(other)
+            and (is_relayed(other.url) or _host(other.url) != _host(url))
+        ]
+        others.sort(key=lambda other: (self._asked_at.get(other.wallet, -math.inf), other.node_id))
+        return others[:WITNESSES]
 
 
 def is_relayed(url: str) -> bool:
@@ -97,3 +149,7 @@ def is_relayed(url: str) -> bool:
 
 def _url_to_try(lease: Lease) -> str:
     return lease.claim.direct_url if is_relayed(lease.node.url) else lease.node.url
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""

@@ -286,7 +286,7 @@ class Health(Struct, frozen=True):
     status: str
     version: str = ""
     wallet: str = ""
-    """Of a tracker's own key: a relay is told whose tickets to take."""
+    """Of a tracker's own key: a relay is told whose tickets to take. Of a node's: who dials it back knows who answers."""
     uptime_s: float = 0.0
     """Seconds since a tracker began; 0 where it is not said."""
 
@@ -474,8 +474,38 @@ class Finished(Struct, frozen=True, kw_only=True):
     completion_tokens: Count
 
 
+class Dial(Struct, frozen=True):
+    """Tracker to node: does this other node answer you at its address?"""
+
+    node_id: NodeIdText
+    url: Url
+
+
+class Dialled(Struct, frozen=True):
+    """Node to tracker: whether it does. ``why`` not, in words."""
+
+    node_id: NodeIdText
+    url: Url
+    works: bool
+    why: Annotated[str, Meta(max_length=512)] = ""
+
+
 Control = (
-    Hello | Generate | Open | Opened | Close | Cancel | Probe | Probed | Failed | Tokens | Delta | Finished | Progress
+    Hello
+    | Generate
+    | Open
+    | Opened
+    | Close
+    | Cancel
+    | Probe
+    | Probed
+    | Failed
+    | Tokens
+    | Delta
+    | Finished
+    | Progress
+    | Dial
+    | Dialled
 )
 
 KINDS: dict[int, type[Struct]] = {
@@ -493,6 +523,8 @@ KINDS: dict[int, type[Struct]] = {
     11: Delta,
     12: Finished,
     13: Progress,
+    14: Dial,
+    15: Dialled,
 }
 KIND_OF: dict[type[Struct], int] = {kind: number for number, kind in KINDS.items()}
 DECODERS: dict[int, msgspec.json.Decoder[Any]] = {n: msgspec.json.Decoder(kind) for n, kind in KINDS.items()}

@@ -229,7 +229,7 @@ def test_candidates_are_kept_while_nothing_changes_and_only_then(mesh: Mesh) -> 
     mesh.beat(3, queue_depth=4)
     queued = mesh.planner.plan(MODEL).candidates
     assert 4 in {load for candidate in queued for load in candidate.loads}
-    mesh.clock.time += 0.3
+    mesh.clock.time += KEPT_S + 0.1
     assert mesh.planner.plan(MODEL).candidates is not queued
 
 
@@ -307,3 +307,12 @@ def test_failure_lowers_the_culprits_reputation_alone(mesh: Mesh) -> None:
     )
     shares = {node.node_id: node.reputation for node in mesh.planner.nodes()}
     assert shares[bad] < 1 and shares[node_id_of(1, 0, 14)] == 1
+
+
+def test_node_that_nobody_can_dial_is_in_no_plan_and_named(mesh: Mesh) -> None:
+    blocked = node_id_of(3, 0, 29)
+    mesh.planner.why_blocked = lambda node: "cannot be dialled: closed" if node.node_id == blocked else ""
+    assert blocked not in mesh.planner.plan(MODEL).decision.route.node_ids
+    assert [(row.node_id, row.why) for row in mesh.planner.left_out(MODEL, mesh.planner.candidates(MODEL))] == [
+        (blocked, "cannot be dialled: closed")
+    ]

@@ -1,0 +1,139 @@
+"""A node asked by its tracker whether it reaches another one, over real links and sockets."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from daemons.kit.identity import WalletKey, make_wallet_key
+from daemons.kit.link import Links
+from daemons.kit.proof import Prover
+from daemons.kit.web import Site, serve
+from daemons.node.app import node_app, status_of
+from daemons.node.identity import Holding, Identity
+from daemons.node.service import Node
+from daemons.node.trust import Trust
+from daemons.tracker.witnesses import Witnesses
+from meshnet.domain.ids import ModelKey, NodeId, Revision, make_node_id
+from meshnet.domain.nodes import Node as NodeRecord
+from meshnet.domain.shards import Shard
+from meshnet.wire.messages import Dial, Dialled, Hello
+
+SHARD = Shard(0, 9)
+
+
+def key_of(folder: Path, name: str) -> WalletKey:
+    seed = name.encode().ljust(32, b"\0")
+    return make_wallet_key(Ed25519PrivateKey.from_private_bytes(seed), folder / f"{name}.tls")
+
+
+def prover_of(key: WalletKey, trust: Trust | None = None) -> Prover:
+    trackers = trust.trackers if trust is not None else frozenset
+    return Prover(key, trackers, time.monotonic, time.time, lambda: secrets.token_hex(16), required=True)
+
+
+class Place:
+    """Nodes that require proofs, and their tracker's questions."""
+
+    def __init__(self, folder: Path, http: aiohttp.ClientSession) -> None:
+        self.folder, self.http = folder, http
+        self.tracker = key_of(folder, "tracker")
+        self.open: list[tuple[Node, Site]] = []
+        self.witnesses = Witnesses(self.hello, http, time.monotonic, prover_of(self.tracker))
+
+    def hello(self) -> Hello:
+        return Hello(peer_id="tracker.t1", role="tracker", boot="boot-tracker", wire_version=1)
+
+    async def node(self, name: str) -> NodeRecord:
+        key = key_of(self.folder, name)
+        node_id = make_node_id(key.wallet, SHARD)
+        trust = Trust(time.time, required=True)
+        trust.take_tracker(self.tracker.wallet)
+        holding = Holding(node_id, f"boot-{name}", "fake", "0123456789abcdef", SHARD, 10, 8, 2048, "float32")
+        node = Node(Identity(holding, epoch=1), self.http, trust=trust, prover=prover_of(key, trust))
+        site = await serve(node_app(node, name, lambda: status_of(node, name, (1, 1), (), True)), "127.0.0.1", 0)
+        self.open.append((node, site))
+        return NodeRecord(
+            node_id=node_id,
+            wallet=key.wallet,
+            url=site.url,
+            model_key=ModelKey("fake"),
+            revision=Revision("0123456789abcdef"),
+            n_layers=10,
+            shard=SHARD,
+            dtype="float32",
+            hidden_size=8,
+            context_length=2048,
+            name=name,
+        )
+
+    async def close(self) -> None:
+        await self.witnesses.close()
+        for node, site in self.open:
+            await node.close()
+            await site.close()
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with aiohttp.ClientSession() as http:
+        place = Place(tmp_path, http)
+        yield place
+        await place.close()
+
+
+async def test_a_witness_says_what_it_reaches(place: Place) -> None:
+    witness, other = await place.node("witness"), await place.node("other")
+    answer = await place.witnesses.ask(witness, other.node_id, other.url)
+    assert answer == Dialled(other.node_id, other.url, True)
+
+
+async def test_a_witness_says_why_not(place: Place) -> None:
+    witness, other = await place.node("witness"), await place.node("other")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        answer = await place.witnesses.ask(witness, other.node_id, url)
+    assert answer is not None and not answer.works and url in answer.why
+
+
+async def test_another_node_at_that_address_is_no_answer(place: Place) -> None:
+    """A private address means another machine behind each router."""
+    witness, other = await place.node("witness"), await place.node("other")
+    answer = await place.witnesses.ask(witness, NodeId(f"{'z' * 20}.0-9"), other.url)
+    assert answer is not None and not answer.works and other.wallet in answer.why
+
+
+async def test_a_witness_that_is_gone_says_nothing(place: Place) -> None:
+    witness = await place.node("witness")
+    node, site = place.open.pop()
+    await node.close()
+    await site.close()
+    assert await place.witnesses.ask(witness, witness.node_id, witness.url) is None
+
+
+async def test_nobody_but_its_tracker_sends_a_node_dialling(place: Place) -> None:
+    witness, other = await place.node("witness"), await place.node("other")
+    answers: list[object] = []
+    stranger = key_of(place.folder, "stranger")
+    hello = Hello(peer_id=f"{stranger.wallet}.0-9", role="node", boot="boot-strange", wire_version=1)
+    links = Links(
+        lambda: hello,
+        lambda link, message: answers.append(message),
+        lambda link: None,
+        place.http,
+        time.monotonic,
+        prover_of(stranger),
+    )
+    link = await links.to(witness.node_id, witness.url)
+    link.post(Dial(other.node_id, other.url))
+    await link.closed.wait()
+    assert answers == []
+    await links.close()
