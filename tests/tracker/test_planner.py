@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from daemons.tracker.fleet import Fleet
+from daemons.tracker.kept import KEPT_S
 from daemons.tracker.planner import Plan, Planner
 from meshnet.domain.errors import InvalidRequest, NoRoute
 from meshnet.domain.routing import Outcome, RoutingConfig
