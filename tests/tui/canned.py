@@ -332,7 +332,10 @@ class CannedSource:
         self.closed_chats = 0
         self.gate: asyncio.Event | None = None
         """Set on a chat that must wait: after the first word, until the event is set."""
-        self.on_word: Callable[[], None] = lambda: None
+        self.on_word: Callable[[ChatAsk, int], None] = lambda ask, index: None
+        """Called before each word: what passes until it comes."""
+        self.events_told = False
+        """Whether every event has been heard."""
         self._events = events
 
     async def snapshot(self) -> Snapshot:
@@ -343,10 +346,12 @@ class CannedSource:
 
     async def events(self, after: int) -> AsyncGenerator[EventMessage, None]:
         if self._events is None:
+            self.events_told = True
             raise NotFound("no events here")
         for event in sorted(self._events, key=lambda event: event.id):
             if event.id > after:
                 yield event
+        self.events_told = True
         await asyncio.Event().wait()
 
     async def explain(self, model: str, route: tuple[str, ...], policy: str | None) -> ExplainResponse:
@@ -366,7 +371,7 @@ class CannedSource:
             hops, call_id = (A_HEAD, C) if ask.route else (A,), f"call-chat-{len(self.asked)}"
             yield ChatStarted(call_id, mode, signature(hops))
             for i, word in enumerate(self.words):
-                self.on_word()
+                self.on_word(ask, i)
                 yield ChatText(word)
                 if i == 0 and self.gate is not None:
                     await self.gate.wait()

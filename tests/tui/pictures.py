@@ -12,7 +12,9 @@ from meshnet.domain.errors import Unreachable
 from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tests.tui.apps import Clock, console
+from tests.tui.rest import console_of, poll, settle
 from tui.app import ConsoleApp
+from tui.source import ChatAsk
 
 SMALL, LARGE = (80, 24), (120, 40)
 
@@ -34,8 +36,9 @@ class Picture:
         clock = Clock(1000.0)
         app = console(self.mesh(), clock=clock, **self.settings)
 
-        def word_takes_time() -> None:
-            clock.now += 1 / 31.9
+        def word_takes_time(ask: ChatAsk, index: int) -> None:
+            """Each answer has a time of its own: of two at once neither depends on when the other's words come."""
+            clock.now = 1000.0 + (index + 1) / (31.9 if ask.route else 44.1)
 
         app.source.on_word = word_takes_time  # type: ignore[attr-defined]
         return app
@@ -53,28 +56,9 @@ class Picture:
             await fall_silent(pilot)
 
 
-async def settle(pilot: Pilot[None]) -> None:
-    """Until nothing is left to draw."""
-    for _ in range(4):
-        await pilot.pause()
-
-
-async def poll(pilot: Pilot[None]) -> None:
-    """One more answer of the tracker."""
-    app = pilot.app
-    assert isinstance(app, ConsoleApp)
-    snapshot = await app.poller.tick()
-    assert snapshot is not None
-    app.history.add(app.clock(), snapshot)
-    app.redraw()
-    await settle(pilot)
-
-
 async def fall_silent(pilot: Pilot[None]) -> None:
     """The tracker stops answering and 15 seconds pass."""
-    app = pilot.app
-    assert isinstance(app, ConsoleApp)
-    app.workers.cancel_group(app, "poll")  # Only the poll below is made: a picture must not depend on how long it took.
+    app = console_of(pilot)
     app.source.failure = Unreachable("tracker at http://gw1:7070 is not reachable")  # type: ignore[attr-defined]
     await app.poller.tick()
     app.clock.now += 15  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tests.tui.apps import Clock, console
 from tests.tui.hostile import HOSTILE, evil_mesh, hostile_events
-from tests.tui.pictures import fall_silent, settle
+from tests.tui.pictures import fall_silent
+from tests.tui.rest import console_of, poll, settle
 from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 from tui.draw import frame
@@ -40,14 +41,8 @@ def table_view(app: ConsoleApp) -> TableView:
 
 async def feed(pilot: Pilot[None], snapshot: object) -> None:
     """One more poll with this answer."""
-    app = pilot.app
-    assert isinstance(app, ConsoleApp)
-    app.source.now_shown = snapshot  # type: ignore[attr-defined]
-    got = await app.poller.tick()
-    assert got is not None
-    app.history.add(app.clock(), got)
-    app.redraw()
-    await settle(pilot)
+    console_of(pilot).source.now_shown = snapshot  # type: ignore[attr-defined]
+    await poll(pilot)
 
 
 async def test_the_cursor_stays_on_its_route_while_the_table_is_resorted() -> None:

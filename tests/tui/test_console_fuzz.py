@@ -11,7 +11,7 @@ from meshnet.domain.errors import MeshnetError, Unreachable
 from tests.tui import canned
 from tests.tui.apps import console
 from tests.tui.hostile import evil_mesh, hostile_events
-from tests.tui.pictures import settle
+from tests.tui.rest import settle
 from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 

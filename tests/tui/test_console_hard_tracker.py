@@ -12,7 +12,7 @@ import pytest
 from meshnet.domain.errors import MeshnetError
 from tests.tui import canned
 from tests.tui.apps import Clock
-from tests.tui.pictures import settle
+from tests.tui.rest import settle
 from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 from tui.settings import Settings

@@ -240,7 +240,7 @@ class ChatView(Vertical):
                 self.console.say(f"chat failed: {event.worker.error}")
             self._draw()
             self.console.action_refresh_now()
-            if not self.is_streaming and self.query_one("#lane-a .turns").has_focus:
+            if not self.is_streaming and self.screen.focused is self.query_one("#lane-a .turns"):
                 self.take_focus()
                 self.console.redraw()
 

@@ -1,0 +1,69 @@
+"""When a console under a pilot is at rest. What a test sees must not depend on how busy the machine is, so this waits
+for states, never for time: Textual's own ``pilot.pause`` takes a process that gets no processor for an idle one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from textual.pilot import Pilot
+
+from tests.tui.canned import CannedSource
+from tui.app import ConsoleApp
+
+PATIENCE_S = 60.0
+"""Longer than this nothing takes on any machine: then the test fails and says what did not come."""
+
+
+def console_of(pilot: Pilot[None]) -> ConsoleApp:
+    assert isinstance(pilot.app, ConsoleApp)
+    return pilot.app
+
+
+async def settle(pilot: Pilot[None]) -> None:
+    """Until the first poll is answered, every event heard, every answer ended (or held back by its gate), and nothing
+    is left to draw. From then on the console polls only when the test does."""
+    app = console_of(pilot)
+    until = time.monotonic() + PATIENCE_S
+    still = 0
+    while still < 2:  # What a first look starts (a callback after a refresh) a second one sees.
+        assert time.monotonic() < until, f"not at rest: {_waits_for(app) or 'still drawing'}"
+        await pilot._wait_for_screen()
+        if app._redraw_pending:
+            app._redraw_for_events()  # Now, not a quarter of a second later.
+        app.screen._on_timer_update()
+        still = still + 1 if not _waits_for(app) and _is_drawn(app) else 0
+        await asyncio.sleep(0)
+    app.workers.cancel_group(app, "poll")
+
+
+def _waits_for(app: ConsoleApp) -> str:
+    """What has been asked and not been answered."""
+    source = app.source
+    if app.shown is None and not app.poller.link.failures:
+        return "the first poll"
+    if isinstance(source, CannedSource) and not source.events_told:
+        return "events"
+    held = isinstance(source, CannedSource) and source.gate is not None and not source.gate.is_set()
+    running = [worker for worker in app.workers if worker.group in ("chat", "auto") and not worker.is_finished]
+    return "" if held or not running else f"answers: {running}"
+
+
+def _is_drawn(app: ConsoleApp) -> bool:
+    """No message is queued anywhere, and the screen has nothing to lay out, repaint or call back."""
+    screen = app.screen
+    pumps = [app, *screen.walk_children(with_self=True)]
+    if app._batch_count or any(pump.message_queue_size or pump._next_callbacks for pump in pumps):
+        return False
+    due = (screen._layout_required, screen._scroll_required, screen._repaint_required, screen._recompose_required)
+    return not any(due) and not screen._dirty_widgets and not screen._callbacks
+
+
+async def poll(pilot: Pilot[None]) -> None:
+    """One more answer of the tracker, drawn."""
+    app = console_of(pilot)
+    snapshot = await app.poller.tick()
+    assert snapshot is not None
+    app.history.add(app.clock(), snapshot)
+    app.redraw()
+    await settle(pilot)
