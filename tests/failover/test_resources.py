@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,8 +15,10 @@ import psutil
 import pytest
 
 from daemons.kit.tasks import Tasks
+from meshnet.client.http import open_http
+from meshnet.client.node import NodeClient
 from meshnet.domain.errors import NoRoute, Overloaded
-from tests.failover.fleet import Listening, listen, whole
+from tests.failover.fleet import Fleet, Listening, listen, open_fleet, whole
 from tests.failover.live import LiveMesh, open_live
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -181,4 +186,57 @@ async def test_answers_are_counted_once_in_the_ledger_whatever_broke(tmp_path: P
         assert sum(row.tokens for row in rows) == 3 + 30
         assert len({(row.call_id, row.hop, row.attempt) for row in rows}) == len(rows) >= 2
         await mesh.all_free(10.0)
+    await tasks.close()
+
+
+HUNGRY_MIB = 512
+"""What a step of the node that is to starve takes: more than all else that its process ever asks for at once."""
+
+
+@contextlib.contextmanager
+def little_memory(pid: int, idle_bytes: int) -> Iterator[None]:
+    """The process, which took ``idle_bytes`` of address space between two steps, gets half of what a step needs beside
+    that."""
+    limit = idle_bytes + (HUNGRY_MIB << 19)
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_AS, (soft, hard))
+
+
+async def kv_budget(fleet: Fleet, name: str) -> int:
+    async with open_http() as http:
+        return (await NodeClient(http, fleet.listens_at(name)).status()).kv_budget_bytes
+
+
+async def test_process_without_memory_gives_its_session_away_and_lives(tmp_path: Path) -> None:
+    """The system itself refuses the memory of a step in mid-stream: the answer goes on elsewhere, nobody is blamed, the
+    node takes half as much, and has its next session as soon as there is memory."""
+    tasks = Tasks("test")
+    async with open_fleet(tmp_path) as fleet:
+        for name, shard in (("h", "0-9"), ("t", "20-29")):
+            await fleet.start_node(name, shard, wait=False)
+        await fleet.start_node("m", "10-19", "--hungry-mib", str(HUNGRY_MIB), "--step-ms", "12")
+        await fleet.ready(("h", "t"))
+        assert (await listen(fleet.client, "warm", 2)).text == whole("warm", 2)
+        await fleet.all_free()
+        pid, budget = fleet.processes["m"].running.pid, await kv_budget(fleet, "m")
+        idle_bytes = psutil.Process(pid).memory_info().vms
+        listening = Listening(fleet.client, "memory runs out", 800, tasks)
+        await listening.token(5)
+        await fleet.start_node("m2", "10-19")
+        with little_memory(pid, idle_bytes):
+            assert (await listening.end()).text == whole("memory runs out", 800)
+            assert (await fleet.client.calls(limit=1)).calls[0].reroutes >= 1
+            assert await kv_budget(fleet, "m") == budget // 2
+            assert (await listen(fleet.client, "while it has none", 5)).text == whole("while it has none", 5)
+        assert fleet.processes["m"].running.pid == pid and not fleet.processes["m"].is_dead
+        assert "MemoryError" in (tmp_path / "m.log").read_text("utf-8")
+        assert {node.health for node in (await fleet.nodes()).values()} == {"ok"}, "a full node is no sick one"
+        await fleet.kill("m2")
+        for _ in range(3):
+            assert (await listen(fleet.client, "with memory again", 5)).text == whole("with memory again", 5)
+        await fleet.all_free()
     await tasks.close()
