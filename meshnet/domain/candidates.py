@@ -24,8 +24,13 @@ MAX_LOAD = 1_000_000
 """A queue beyond this is a broken report; it is cut so that arithmetic stays finite."""
 
 
-HopWork = tuple[NodeId, int, int, float]
-"""What a hop does for one token: its node_id, the layers it executes, the node's load, seconds per layer it claims."""
+RELAY_TRIP_S = 0.02
+"""What a relay adds to a hop before anything is measured: one more line between two homes. Raising it keeps relayed
+nodes from being tried where direct ones would do."""
+
+HopWork = tuple[NodeId, int, int, float, float]
+"""What a hop does for one token: its node_id, the layers it executes, the node's load, seconds per layer it claims,
+seconds of its link before it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Candidate:
 def hop_work(hops: Sequence[Hop], loads: Sequence[int], layer_s: Sequence[float]) -> tuple[HopWork, ...]:
     """Of each hop; the sequences run along them."""
     return tuple(
-        (hop.node_id, hop.end_layer - hop.start_layer + 1, load, seconds)
+        (hop.node_id, hop.end_layer - hop.start_layer + 1, load, seconds, unmeasured_link_s(hop))
         for hop, load, seconds in zip(hops, loads, layer_s, strict=True)
     )
 
@@ -76,13 +81,13 @@ def make_candidate(route: Route, by_id: Mapping[NodeId, Node], prior_tps: float 
 def harmonic_tps(
     hops: Sequence[Hop], loads: Sequence[int], reputations: Sequence[float], layer_s: Sequence[float]
 ) -> float:
-    """``1 / sum over hops of (layers x layer_s x (load + 1) / reputation + HOP_LINK_S)``: one stream's token crosses
-    every hop in turn. 0 where a hop's reputation is 0."""
+    """``1 / sum over hops of (layers x layer_s x (load + 1) / reputation + link)``: one stream's token crosses every
+    hop in turn, and a relay where the hop is behind one. 0 where a hop's reputation is 0."""
     total = 0.0
     for hop, load, reputation, seconds in zip(hops, loads, reputations, layer_s, strict=True):
         if reputation <= 0:
             return 0.0
-        total += (hop.end_layer - hop.start_layer + 1) * seconds * (load + 1) / reputation + HOP_LINK_S
+        total += (hop.end_layer - hop.start_layer + 1) * seconds * (load + 1) / reputation + unmeasured_link_s(hop)
     return 1.0 / total
 
 
@@ -113,9 +118,9 @@ def claimed_layer_s(node: Node) -> float:
     return 1.0 / (usable_benchmark(node) * len(node.shard))
 
 
-RELAY_TRIP_S = 0.02
-"""What a relay adds to a hop before anything is measured: one more line between two homes. Raising it keeps relayed
-nodes from being tried where direct ones would do."""
+def unmeasured_link_s(hop: Hop | Node) -> float:
+    """Seconds a token spends on a hop's link, before anything is measured."""
+    return HOP_LINK_S + RELAY_TRIP_S if hop.is_relayed else HOP_LINK_S
 
 
 def hop_prior_tps(node: Node) -> float:

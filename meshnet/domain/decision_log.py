@@ -36,6 +36,8 @@ class CandidateRow:
     loads: tuple[int, ...]
     reputations: tuple[float, ...]
     layer_s: tuple[float, ...]
+    relayed: tuple[int, ...] = ()
+    """Which hops, from 0, were behind a relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def decision_row(decision: Decision, candidates: Sequence[Candidate], outcome: O
         mode=decision.mode,
         signature=decision.signature,
         propensity=decision.propensity,
-        candidates=tuple(CandidateRow(c.signature, c.prior_tps, c.loads, c.reputations, c.layer_s) for c in candidates),
+        candidates=tuple(map(_candidate_row, candidates)),
         scores=decision.scores,
         status=outcome.status,
         finished_at=outcome.finished_at,
@@ -189,9 +191,17 @@ def _observe_until(router: Router, pending: list[Outcome], now: float) -> list[O
     return [o for o in pending if o.finished_at > now]
 
 
+def _candidate_row(c: Candidate) -> CandidateRow:
+    relayed = tuple(index for index, hop in enumerate(c.route.hops) if hop.is_relayed)
+    return CandidateRow(c.signature, c.prior_tps, c.loads, c.reputations, c.layer_s, relayed)
+
+
 def _candidate(row: DecisionRow, logged: CandidateRow) -> Candidate:
     model_key, parts = parse_signature(logged.signature)
-    hops = tuple(Hop(node_id, "", start, end) for node_id, start, end in parts)
+    hops = tuple(
+        Hop(node_id, "relay://" if index in logged.relayed else "", start, end)
+        for index, (node_id, start, end) in enumerate(parts)
+    )
     route = Route(ModelKey(model_key), Revision(row.revision), row.dtype, row.n_layers, hops)
     return Candidate(
         route, logged.signature, logged.prior_tps, tuple(logged.loads), tuple(logged.reputations), tuple(logged.layer_s)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshnet.domain.candidates import HOP_LINK_S, Candidate, HopWork, hop_work
+from meshnet.domain.candidates import HOP_LINK_S, Candidate, HopWork, hop_work, unmeasured_link_s
 from meshnet.domain.decayed import DecayedSum
 from meshnet.domain.routes import Hop
 from meshnet.domain.routing import HopTiming, Outcome, is_positive_number
@@ -88,10 +88,11 @@ class HopStatsStore:
         belief = self._beliefs.get(node_id)
         return math.exp(belief.mean) if belief is not None else claimed_layer_s
 
-    def link_s(self, node_id: str) -> float:
-        """Seconds a token spends on the way to this node's next hop and in frames' handling."""
+    def link_s(self, node_id: str, unmeasured_s: float = HOP_LINK_S) -> float:
+        """Seconds a token spends on the way to this node's next hop and in frames' handling; what is expected
+        unmeasured counts as one sample."""
         link = self._links.get(node_id)
-        return HOP_LINK_S if link is None else (link.numerator + HOP_LINK_S) / (link.denominator + 1.0)
+        return unmeasured_s if link is None else (link.numerator + unmeasured_s) / (link.denominator + 1.0)
 
     def samples(self, node_id: str) -> int:
         belief = self._beliefs.get(node_id)
@@ -142,10 +143,10 @@ class HopStatsStore:
         candidate."""
         parts: list[float] = []
         total = spread = 0.0
-        for node_id, layers, load, claim in work:
+        for node_id, layers, load, claim, link in work:
             view = known.get(node_id)
             if view is None:
-                view = known[node_id] = self._view(node_id, claim, now)
+                view = known[node_id] = self._view(node_id, claim, link, now)
             layer_s, variance, link_s = view
             part = layers * layer_s * (1.0 + factor * load)
             parts.append(part)
@@ -153,11 +154,11 @@ class HopStatsStore:
             spread += part * part * variance
         return Prediction(total, parts, spread / (total * total))
 
-    def _view(self, node_id: str, claimed_layer_s: float, now: float) -> _NodeView:
-        belief = self._beliefs.get(node_id)
+    def _view(self, node_id: str, claimed_layer_s: float, unmeasured_link_s: float, now: float) -> _NodeView:
+        belief, link_s = self._beliefs.get(node_id), self.link_s(node_id, unmeasured_link_s)
         if belief is None:
-            return claimed_layer_s, PRIOR_VARIANCE, self.link_s(node_id)
-        return math.exp(belief.mean), self._variance(belief, now), self.link_s(node_id)
+            return claimed_layer_s, PRIOR_VARIANCE, link_s
+        return math.exp(belief.mean), self._variance(belief, now), link_s
 
     def _variance(self, belief: _Belief, now: float) -> float:
         grown = belief.variance + SAMPLE_VARIANCE * max(now - belief.stamp, 0.0) / self._half_life_s
@@ -227,7 +228,7 @@ class HopStatsStore:
     def _learn_links(self, hops: Sequence[Hop], residual_s: float, now: float) -> None:
         """What a token spent between the hops is seen only in sum: each link takes an equal part of the surprise, so
         that many routes over the same links tell them apart."""
-        known = [self.link_s(hop.node_id) for hop in hops]
+        known = [self.link_s(hop.node_id, unmeasured_link_s(hop)) for hop in hops]
         surprise = (residual_s - sum(known)) / len(hops)
         for hop, seconds in zip(hops, known, strict=True):
             link = self._links.setdefault(hop.node_id, DecayedSum())

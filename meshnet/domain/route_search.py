@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshnet.domain.candidates import (
-    HOP_LINK_S,
     Candidate,
     candidate_groups,
     claimed_layer_s,
     enumerate_routes,
     make_candidate,
+    unmeasured_link_s,
     usable_load,
     usable_reputation,
 )
@@ -40,8 +40,8 @@ HopSpeed = Callable[[Node], tuple[float, float]]
 
 
 def claimed_speed(node: Node) -> tuple[float, float]:
-    """What the benchmark claims, times the queue."""
-    return claimed_layer_s(node) * (usable_load(node) + 1), HOP_LINK_S
+    """What the benchmark claims, times the queue; a link, and the relay's trip where it leads through one."""
+    return claimed_layer_s(node) * (usable_load(node) + 1), unmeasured_link_s(node)
 
 
 @dataclass(frozen=True, slots=True)

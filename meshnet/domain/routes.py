@@ -33,6 +33,11 @@ class Hop:
     end_layer: int
     epoch: int = 0
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether its node is reached through a relay."""
+        return self.url.startswith("relay://")
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshnet.domain.candidates import MAX_CANDIDATES, Candidate, enumerate_routes, harmonic_tps, hop_prior_tps
+from meshnet.domain.candidates import (
+    MAX_CANDIDATES,
+    RELAY_TRIP_S,
+    Candidate,
+    enumerate_routes,
+    harmonic_tps,
+    hop_prior_tps,
+)
 from meshnet.domain.coverage import uncovered_layers
 from meshnet.domain.ids import ModelKey, Revision, Wallet, make_node_id
 from meshnet.domain.nodes import Node
@@ -163,3 +170,13 @@ def test_harmonic_prior_adds_times_up():
     )[0]
     assert candidate.prior_tps == pytest.approx(1 / 0.19)
     assert harmonic_tps(candidate.route.hops, (0, 0), (1.0, 0.0), candidate.layer_s) == 0.0
+
+
+@pytest.mark.parametrize("find", ENUMERATIONS)
+def test_a_hop_behind_a_relay_is_expected_to_take_its_trip_longer(find):
+    relayed = {"url": f"relay://192.0.2.9:7091/{'b' * 20}"}
+    direct = find([node("a", 0, 7, benchmark_tokens_per_sec=50.0)], MODEL)[0]
+    behind = find([node("a", 0, 7, benchmark_tokens_per_sec=50.0, **relayed)], MODEL)[0]
+    assert 1 / behind.prior_tps - 1 / direct.prior_tps == pytest.approx(RELAY_TRIP_S)
+    twins = [node("a", 0, 7, **relayed), node("b", 0, 7)]
+    assert find(twins, MODEL)[0].route.head.node_id == "b.0-7"

@@ -20,15 +20,15 @@ SPEEDS = {"fast": 40.0, "slow": 10.0}
 CONFIG = RoutingConfig()
 
 
-def candidate(name: str) -> Candidate:
-    route = Route(MODEL, Revision("r"), "float32", 10, (Hop(NodeId(name), "", 0, 9),))
+def candidate(name: str, url: str = "") -> Candidate:
+    route = Route(MODEL, Revision("r"), "float32", 10, (Hop(NodeId(name), url, 0, 9),))
     return Candidate(route, route.signature, 10.0, (0,), (1.0,), (0.01,))
 
 
-def log(policy_name: PolicyName, n: int, seed: int = 1) -> list[DecisionRow]:
+def log(policy_name: PolicyName, n: int, seed: int = 1, url: str = "") -> list[DecisionRow]:
     """What a tracker under this policy would have written: one call after the other on two routes."""
     policy, rng, rows, now = make_policy(policy_name, CONFIG), Random(seed), list[DecisionRow](), 0.0
-    arms = [candidate(name) for name in SPEEDS]
+    arms = [candidate(name, url if name == "slow" else "") for name in SPEEDS]
     for _ in range(n):
         decision = policy.choose(arms, now, rng)
         seconds = 100 / SPEEDS[decision.route.head.node_id] * rng.uniform(0.9, 1.1)
@@ -57,6 +57,11 @@ def test_replay_of_its_own_log_is_what_was_earned():
     found = replay(rows, "random", CONFIG)
     assert found.tokens_per_s == pytest.approx(earned(rows)) == pytest.approx(found.logged_tokens_per_s)
     assert found.effective_rows == pytest.approx(300) and found.rows == 300
+
+
+def test_a_relayed_hop_is_replayed_as_one():
+    found = replay(log("hop", 60, url="relay://192.0.2.9:7091/bbbbbbbb"), "hop", CONFIG)
+    assert found.effective_rows == pytest.approx(60), "every choice is as likely as it was"
 
 
 def test_hop_would_have_earned_more_than_random():

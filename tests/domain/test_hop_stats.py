@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from meshnet.domain.candidates import HOP_LINK_S, Candidate
+from meshnet.domain.candidates import HOP_LINK_S, RELAY_TRIP_S, Candidate
 from meshnet.domain.hop_stats import LOAD_FACTOR, PRIOR_VARIANCE, HopStatsStore
 from meshnet.domain.ids import ModelKey, NodeId, Revision
 from meshnet.domain.routes import Hop, Route
@@ -188,3 +189,20 @@ def test_noise_alone_moves_a_settled_belief_little():
         store.observe(outcome(candidate("a"), {"a": 0.01 * noise.lognormvariate(0.0, 0.2)}, 3.0 * number))
         if number > 50:
             assert store.layer_s("a", 1.0) == pytest.approx(0.01, rel=0.25)
+
+
+def test_a_relays_trip_is_expected_until_links_are_measured():
+    store = HopStatsStore(HALF_LIFE_S)
+    direct, relayed = candidate("ab"), candidate("ab")
+    hops = tuple(replace(hop, url="relay://192.0.2.9:7091/bbbbbbbb") for hop in relayed.route.hops)
+    relayed = replace(relayed, route=replace(relayed.route, hops=hops))
+
+    def longer_s() -> float:
+        near, far = store.predict([direct, relayed], 0.0)[0], store.predict([relayed], 0.0)[0]
+        return far.seconds - near.seconds
+
+    assert longer_s() == pytest.approx(2 * RELAY_TRIP_S)
+    for at in range(20):
+        store.observe(outcome(relayed, {"a": 0.01, "b": 0.01}, float(at), link_s=HOP_LINK_S))
+    assert longer_s() < 0.2 * RELAY_TRIP_S, "what was measured weighs more"
+    assert store.predict([relayed], 20.0)[0].seconds == pytest.approx(0.04 + 2 * HOP_LINK_S, rel=0.15)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshnet.domain.candidates import claimed_layer_s, usable_load
+from meshnet.domain.candidates import claimed_layer_s, unmeasured_link_s, usable_load
 from meshnet.domain.hop_stats import HopStatsStore
 from meshnet.domain.nodes import Node
 from meshnet.domain.routing import Outcome, RoutingConfig, TopologyChange
@@ -26,7 +26,9 @@ class RoutingMemory:
     def speed(self, node: Node) -> tuple[float, float]:
         """Of a node as loaded now, as far as it is learned: seconds per token and layer, and for its link."""
         slowdown = 1.0 + self.hops.load_factor * usable_load(node)
-        return self.hops.layer_s(node.node_id, claimed_layer_s(node)) * slowdown, self.hops.link_s(node.node_id)
+        return self.hops.layer_s(node.node_id, claimed_layer_s(node)) * slowdown, self.hops.link_s(
+            node.node_id, unmeasured_link_s(node)
+        )
 
     def on_topology(self, change: TopologyChange) -> None:
         """Arms of the model go stale; what is known of a node stays: its id says which shard it holds."""
