@@ -11,9 +11,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-KEPT_S = 0.25
-"""Reputation decays, silence makes suspects and node speeds are learned meanwhile: choices are this late at most.
-Raising it spares searches on a large busy mesh and lets a choice be wrong for longer."""
+KEPT_S = 1.0
+"""Reputation decays, silence makes suspects and node speeds are learned meanwhile: what there is to choose from is this
+late at most. What a failure or a heartbeat says forgets it at once. Raising it spares searches on a large busy mesh and
+lets choices miss a better route for longer."""
 MAX_KEPT = 64
 """Different loads at once that are worth keeping: some 100 KB of candidates."""
 

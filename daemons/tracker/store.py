@@ -31,7 +31,7 @@ RETRY_S = 1.0
 """Between two tries while the file cannot be written."""
 MAX_WAITING = 50_000
 """Writes kept in memory meanwhile, about 50 MB: an hour of 2 calls a second. Beyond it the oldest are lost, counted."""
-GATHER_S = 0.02
+GATHER_S = 0.05
 """From the first write that waits to its commit: what comes meanwhile goes with it. Every commit waits for the disk
 and takes a turn of the processor from the calls; raising it shows events later and loses more of them in a crash."""
 CLOSE_S = 3.0
