@@ -43,6 +43,7 @@ from meshnet.domain.ids import make_node_id
 from meshnet.domain.keys import KeyRing
 from meshnet.domain.shards import parse_shard
 from meshnet.wire import access
+from tests.failover.witness import ENDING, WitnessingTrust
 from tests.mesh.fake_engine import FakeCodec, FakeEngine, facts
 
 KV_BUDGET = 1 << 24
@@ -84,12 +85,12 @@ async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
         engine = FailingEngine(engine, point)
     async with contextlib.AsyncExitStack() as stack:
         wall = wall_clock(os.environ)
-        trust = Trust(wall, required=False)
+        trust = WitnessingTrust(wall, home / f"{args.name}{ENDING}") if args.strict else Trust(wall, required=False)
         connector = MeshConnector(wallet, trust.ticket_for, limit=0)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, trust_env=False))
         plain = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
         client = await stack.enter_async_context(open_http())
-        prover = Prover(wallet, trust.trackers, time.monotonic, wall, draw_nonce, required=False)
+        prover = Prover(wallet, trust.trackers, time.monotonic, wall, draw_nonce, required=args.strict)
         node = Node(Identity(holding), http, trust=trust, prover=prover)
         guard = Guard("local", access.NODE, KeyRing, node.now, wall, wallet=wallet.wallet)
         status = partial(status_of, node, args.name, (0, 0), (args.tracker,), True)
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--kv-budget", type=int, default=KV_BUDGET)
     parser.add_argument("--step-ms", type=float, default=2.0)
+    parser.add_argument("--strict", action="store_true", help="proofs and tickets for everything, as beyond loopback")
     parser.add_argument("--hungry-mib", type=int, default=0)
     args = parser.parse_args()
     logs.configure("INFO")
