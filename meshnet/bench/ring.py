@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each node")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    rings = []
+    # A stop, too, takes the hosts and the daemons down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with far_hosts(max(args.hops) + 1, args.one_way_ms / 1e3) as hosts:
             enter(hosts[0])

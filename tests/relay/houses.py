@@ -60,6 +60,8 @@ class Town:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     houses: list[str] = field(default_factory=list)
     tracker_wallet: str = ""
+    bare: set[str] = field(default_factory=set)
+    """Hosts without the models that all others share."""
 
     @property
     def public(self) -> str:
@@ -104,7 +106,7 @@ class Town:
     def home(self, place: str) -> Path:
         home = self.folder / place
         home.mkdir(exist_ok=True)
-        if not (home / "models").exists():
+        if place not in self.bare and not (home / "models").exists():
             (home / "models").symlink_to(self.models)
         return home
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import pytest
-from houses import NETWORK, PUBLIC, Town, flags, pieces, town
+from exposed import get, join_node, open_public_host, ready_in, ready_nodes, start_relay
+from houses import PUBLIC, Town, flags, pieces, town
 
 from meshnet.weights.store import Store
 from tests.tui.debian import need_namespaces
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
+MODEL = "smollm2-135m"
 CANARY = "The quick yellow canary sings at dawn"
 PROMPT = f"{CANARY}. What does the canary do? Tell me about it."
 TOKENS = 24
@@ -29,10 +29,11 @@ def test_houses_behind_relays_answer_and_outlive_a_relay(tmp_path: Path, real_st
     with town(tmp_path, real_store.root, 2) as place:
         whole = on_loopback(place)
         assert len(whole) > 20
-        open_public_host(place)
+        place.capture(place.public, "capture")
+        open_public_host(place, spare_wait=20)
         tracker = place.url(place.public, "tracker")
         relays = [place.url(place.public, name) for name in ("r1", "r2")]
-        join_nodes(place, tracker, relays)
+        join_nodes(place, relays)
         nodes = ready_nodes(place, {"h0", "h1", "pub"})
         assert {name: node["relayed"] for name, node in nodes.items()} == {"h0": True, "h1": True, "pub": False}
         schemes = {name: node["url"].partition(":")[0] for name, node in nodes.items()}
@@ -59,7 +60,7 @@ def on_loopback(place: Town) -> str:
     place.capture(place.island, "control")
     place.start_daemon(place.island, "tracker", "l-tracker", *flags(port=0))
     tracker = place.url(place.island, "l-tracker")
-    common = flags(model="smollm2-135m", tracker=tracker, port=0, threads=1)
+    common = flags(model=MODEL, tracker=tracker, port=0, threads=1)
     for name, shard in (("l0", "0-9"), ("l1", "10-19"), ("l2", "20-29")):
         place.start_daemon(place.island, "node", name, *common, *flags(shard=shard))
     look = ("-c", LOOK, tracker + "/v1/nodes")
@@ -71,17 +72,6 @@ def on_loopback(place: Town) -> str:
 
 
 LOOK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
-GET = """
-import os, ssl, sys, urllib.request
-key = {"Authorization": "Bearer " + os.environ["MESHNET_API_KEY"]}
-tls = ssl.create_default_context(cafile=os.environ["MESHNET_CA_FILE"])
-print(urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=key), context=tls).read().decode())
-"""
-
-
-def get(place: Town, path: str) -> str:
-    """What the tracker answers the operator."""
-    return place.run(place.public, "-c", GET, place.url(place.public, "tracker") + path).stdout
 
 
 def nothing_is_written_down(place: Town, answer: str) -> None:
@@ -97,70 +87,11 @@ def nothing_is_written_down(place: Town, answer: str) -> None:
         assert not found, f"{path} has {found}"
 
 
-def open_public_host(place: Town) -> None:
-    place.capture(place.public, "capture")
-    key = place.meshnet("keys", "create", "me", "--scope", "admin").strip()
-    token = place.meshnet("keys", "create", "nodes", "--scope", "join").strip()
-    certificate = place.meshnet("ca", "init", PUBLIC).split()[-4:]
-    place.environ |= {
-        "MESHNET_API_KEY": key,
-        "MESHNET_JOIN_TOKEN": token,
-        "MESHNET_CA_FILE": str(place.home(place.public) / "ca" / "ca.pem"),
-    }
-    place.start_daemon(
-        place.public,
-        "tracker",
-        "tracker",
-        *certificate,
-        *flags(host=PUBLIC, port=0, profile="exposed", allow_cidrs=NETWORK, spare_wait=20),
-    )
-    wallet = json.loads(get(place, "/healthz"))["wallet"]
-    for name in ("r1", "r2"):
-        start_relay(place, name, wallet, certificate)
-    place.tracker_wallet = wallet
-
-
-def start_relay(place: Town, name: str, wallet: str, certificate: list[str], port: int = 0) -> None:
-    place.start_daemon(
-        place.public,
-        "relay",
-        name,
-        *certificate,
-        *flags(host=PUBLIC, port=port, splice_port=0, trackers=wallet),
-    )
-
-
-def join_nodes(place: Town, tracker: str, relays: list[str]) -> None:
-    common = flags(
-        log_level="INFO",
-        model="smollm2-135m",
-        tracker=tracker,
-        port=0,
-        threads=1,
-        profile="exposed",
-        allow_cidrs=NETWORK,
-    )
-    place.start_daemon(place.houses[0], "node", "h0", *common, *flags(shard="0-9", relay=",".join(relays)))
-    place.start_daemon(place.houses[1], "node", "h1", *common, *flags(shard="10-19", relay=",".join(relays)))
-    place.start_daemon(place.public, "node", "pub", *common, *flags(shard="20-29", host=PUBLIC))
-
-
-def ready_nodes(place: Town, names: Collection[str]) -> dict[str, Any]:
-    """What the tracker says of each, by name, once all of them are ready."""
-    found: dict[str, Any] = {}
-
-    def are_ready() -> bool:
-        found.update(ready_in(place, names, get(place, "/v1/nodes")))
-        return len(found) == len(names)
-
-    place.wait(are_ready)
-    return found
-
-
-def ready_in(place: Town, names: Collection[str], answer: str) -> dict[str, Any]:
-    for name in names:
-        assert place.processes[name].poll() is None, place.log(name)
-    return {node["name"]: node for node in json.loads(answer)["nodes"] if node["state"] == "ready"}
+def join_nodes(place: Town, relays: list[str]) -> None:
+    two = ",".join(relays)
+    join_node(place, place.houses[0], "h0", model=MODEL, shard="0-9", relay=two)
+    join_node(place, place.houses[1], "h1", model=MODEL, shard="10-19", relay=two)
+    join_node(place, place.public, "pub", model=MODEL, shard="20-29", host=PUBLIC)
 
 
 def kill_in_mid_stream(place: Town, tracker: str) -> str:

@@ -269,6 +269,23 @@ async def test_limits_hold(mesh: Mesh) -> None:
             sock.close()
 
 
+async def test_one_address_takes_no_more_than_its_share_of_splices(mesh: Mesh) -> None:
+    async with (
+        mesh.relay(max_splices_per_address=1) as relay,
+        seated(relay, mesh.key("anna")) as anna,
+        seated(relay, mesh.key("bert")),
+    ):
+        caller, there = await pair(mesh, relay, anna, "anna")
+        assert await asked(mesh, relay, mesh.link_ticket("carl", "bert"), target="bert") == "too_many_from_address"
+        caller.close()
+        there.close()
+        await until(lambda: not relay.desk.splices)
+        async with asyncio.timeout(10):
+            caller, there = await pair(mesh, relay, anna, "anna")
+        caller.close()
+        there.close()
+
+
 async def test_open_rate_of_one_wallet_leaves_others_alone(mesh: Mesh) -> None:
     async with mesh.relay(opens_per_s=1.0, open_burst=2) as relay, seated(relay, mesh.key("anna")):
         codes = [await asked(mesh, relay, mesh.link_ticket("carl", "bert"), target="bert") for _ in range(3)]
