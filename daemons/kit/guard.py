@@ -41,6 +41,9 @@ REQUESTS_PER_S = 20.0
 REQUEST_BURST = 100
 """By one address, under the profile exposed: a console, a few chats and eight nodes behind one address are 10 a second;
 the first look of all of them at once is under the burst."""
+CONNECTIONS_PER_ADDRESS = 256
+"""Open at once by one address, under the profile exposed: a hundred streamed chats of an office behind one router with
+two connections each, or all links of a node through one relay. More of them are one host that holds sockets open."""
 _INTERNAL = "x-meshnet-"
 _TICKET_NEEDS: frozenset[Need] = frozenset({"forward", "files"})
 _TRUSTED_NEEDS: frozenset[Need] = frozenset({"link", "forward", "files", "join", "lease"})
@@ -78,6 +81,7 @@ class Guard:
     opens: Callable[[str], bool] | None = None
     """Whether a ticket is good for ``forward`` and ``files`` here."""
     body_s: float = BODY_S
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS
     nonces: Nonces = field(default_factory=Nonces)
     rates: Rates[str] = field(default_factory=lambda: Rates(REQUESTS_PER_S, REQUEST_BURST))
 
@@ -100,6 +104,10 @@ class Guard:
         if request.can_read_body:
             await self._read(request)
         return Caller(key, signed)
+
+    def lets_in(self, address: str, here: int) -> bool:
+        """Whether this address may open one more connection, its ``here``-th. A trusted proxy brings many callers."""
+        return self.profile != "exposed" or here <= self.connections_per_address or _is_in(address, self.proxies)
 
     def is_internal(self, request: web.Request) -> bool:
         return need_of(self.table, request.method, _canonical(request)) in _TRUSTED_NEEDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,6 +18,8 @@ from meshnet.wire import problem
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LetsIn = Callable[[str, int], bool]
+"""An address, and how many connections it has with the new one."""
 
 KEEPALIVE_S = 75.0
 """Longer than the 60 s after which common proxies and SDK pools drop idle connections, so that they close first."""
@@ -49,8 +52,15 @@ def make_app(routes: Iterable[web.AbstractRouteDef], max_body_bytes: int) -> web
     return app
 
 
-async def serve(app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None) -> Site:
-    """Listen, with TLS when given a context. Raises StartError naming the address when it cannot be bound."""
+async def serve(
+    app: web.Application,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    lets_in: LetsIn | None = None,
+) -> Site:
+    """Listen, with TLS when given a context. ``lets_in`` is asked of each new connection, on later addresses of this
+    site too. Raises StartError naming the address when it cannot be bound."""
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -59,6 +69,8 @@ async def serve(app: web.Application, host: str, port: int, tls: ssl.SSLContext 
         access_log=None,
     )
     await runner.setup()
+    if lets_in is not None and runner.server is not None:
+        _ask_of_each(runner.server, lets_in)
     site = web.TCPSite(runner, host, port, ssl_context=tls)
     try:
         await site.start()
@@ -77,6 +89,26 @@ async def serve_also(site: Site, host: str, port: int, tls: ssl.SSLContext) -> i
     except OSError as error:
         raise StartError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
     return site.runner.addresses[-1][1]
+
+
+def _ask_of_each(server: web.Server, lets_in: LetsIn) -> None:
+    """aiohttp tells its server of each connection and has no other place to turn one away."""
+    take = server.connection_made
+
+    def connection_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        take(handler, transport)
+        address = _address_of(transport)
+        here = sum(_address_of(one.transport) == address for one in server.connections if one.transport is not None)
+        if not lets_in(address, here):
+            log.info("connection refused address=%s open=%d", address, here)
+            transport.abort()
+
+    server.connection_made = connection_made
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
 
 
 @web.middleware

@@ -297,8 +297,9 @@ async def _running(
             return status_of(node, settings.name, (progress.done, progress.total), (settings.tracker,), registered)
 
         files = FileServer(plan.store, time.monotonic)
-        app = node_app(node, settings.name, status, files, make_guard(plan))
-        site, url = await _open_doors(plan, app)
+        guard = make_guard(plan)
+        app = node_app(node, settings.name, status, files, guard)
+        site, url = await _open_doors(plan, app, guard)
         stack.push_async_callback(site.close)
         stack.push_async_callback(node.close)  # Before the site: links end first.
         rng = Random(plan.wallet.wallet + str(time.monotonic_ns()))
@@ -341,14 +342,14 @@ async def _running(
         yield node, site, announcers[0]
 
 
-async def _open_doors(plan: Plan, app: web.Application) -> tuple[Site, str]:
+async def _open_doors(plan: Plan, app: web.Application, guard: Guard) -> tuple[Site, str]:
     """Listen, and say at which url others dial us. Under the profile exposed the operator's door is on loopback and
     the public one speaks TLS with our wallet's certificate."""
     settings = plan.settings
     if settings.profile != "exposed":
-        site = await serve(app, settings.host, _port(settings))
+        site = await serve(app, settings.host, _port(settings), lets_in=guard.lets_in)
         return site, settings.advertise_url or site.url
-    site = await serve(app, "127.0.0.1", 0)
+    site = await serve(app, "127.0.0.1", 0, lets_in=guard.lets_in)
     port = await serve_also(site, settings.host, _port(settings), own_server(plan.wallet.tls_file))
     said = urlsplit(settings.advertise_url)
     return site, RelayAddress(said.hostname or settings.host, said.port or port, plan.wallet.wallet, "tls").url

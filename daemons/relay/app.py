@@ -96,7 +96,7 @@ class Relay:
         try:
             app = make_app(self.routes(), MAX_BODY_BYTES)
             app.middlewares.append(guarding(self._guard))
-            self._site = await serve(app, config.host, config.port, tls)
+            self._site = await serve(app, config.host, config.port, tls, self._guard.lets_in)
         except StartError:
             self._server.close()
             raise

@@ -39,6 +39,9 @@ class RelayConfig:
     """Two sockets and at most 1 MiB of buffers each. 256 nodes with four links."""
     max_splices_per_node: int = 64
     """A node links to the hops of its routes and its trackers: a dozen."""
+    max_splices_per_address: int = 512
+    """Asked for by callers at one address: half of all, so that no host takes every splice; a tracker that links to
+    each of 256 nodes has 256."""
     max_waiting: int = 64
     """Sockets that have not said yet what they want: all that a stranger can hold open."""
     max_waiting_per_address: int = 16
@@ -56,7 +59,15 @@ class RelayConfig:
     def __post_init__(self) -> None:
         for name in ("port", "splice_port"):
             _within(name, getattr(self, name), 0, 65535)
-        for name in ("max_nodes", "max_nodes_per_address", "max_splices", "max_splices_per_node", "max_waiting"):
+        for name in (
+            "max_nodes",
+            "max_nodes_per_address",
+            "max_splices",
+            "max_splices_per_node",
+            "max_splices_per_address",
+            "max_waiting",
+            "max_waiting_per_address",
+        ):
             _within(name, getattr(self, name), 1, 100_000)
         _within("opens_per_s", self.opens_per_s, 0.1, 10_000)
         _within("handshake_s", self.handshake_s, 0.1, 60)

@@ -102,6 +102,8 @@ class Desk:
             raise NotFound(f"{ask.target} is not at this relay.", code="no_seat")
         if len(self.splices) >= self.config.max_splices or seat.splices >= self.config.max_splices_per_node:
             raise Overloaded("Too many links through this relay.")
+        if sum(splice.caller.address == end.address for splice in self.splices) >= self.config.max_splices_per_address:
+            raise Overloaded(f"Too many links from {end.address} through this relay.", code="too_many_from_address")
         token = self._draw()
         seat.tell(Wanted(token=token, ticket=ask.ticket, certificate=ask.certificate))
         self._wanted[token] = (end, seat)

@@ -203,7 +203,7 @@ async def open_site(
     guard = guard or make_guard(TrackerConfig(), tracker.identity, tracker.clock, KeyRing)
     app = make_app(Handlers(tracker, guard).routes(), api.MAX_CHAT_BODY_BYTES)
     app.middlewares.append(guarding(guard))
-    site = await serve(app, host, port, tls)
+    site = await serve(app, host, port, tls, guard.lets_in)
     tracker.start(site.url)
     return site
 

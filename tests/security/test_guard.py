@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, caller_of, guarded_names, guarding
 from daemons.kit.keyfile import KeyFile
-from daemons.kit.web import answer_errors
+from daemons.kit.web import answer_errors, serve
 from daemons.node.app import node_app, status_of
 from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
@@ -91,15 +91,12 @@ async def guarded(profile: Profile, name: str = "tracker", **changes: object) ->
     for method, path in TABLES[name]:
         app.router.add_route(method, path, handler)
     app.router.add_route("GET", "/v1/new", handler)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
+    site = await serve(app, "127.0.0.1", 0, lets_in=guard.lets_in)
     async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Content-Type"]) as http:
         try:
-            yield Guarded(f"http://{host}:{port}", http, ran)
+            yield Guarded(site.url, http, ran)
         finally:
-            await runner.cleanup()
+            await site.close()
 
 
 BAD: dict[str, tuple[dict[str, str], str]] = {
@@ -260,6 +257,29 @@ async def test_one_address_is_slowed_and_its_proxy_names_it() -> None:
         assert answers[-1] == (429, "rate_limited"), "nobody else's word counts"
     async with guarded("lan", rates=Rates(1.0, 3)) as server:
         assert [await server.ask("GET", "/healthz") for _ in range(8)] == [(200, "")] * 8
+
+
+async def test_one_address_holds_so_many_connections_open() -> None:
+    async def is_open(server: Guarded) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.base.rsplit(":", 1)[1]))
+        held.append(writer)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            return bool(await asyncio.wait_for(reader.readline(), 10))
+        except ConnectionError:
+            return False
+
+    held: list[asyncio.StreamWriter] = []
+    async with guarded("exposed", connections_per_address=3) as server:
+        assert [await is_open(server) for _ in range(5)] == [True] * 3 + [False] * 2
+        held[0].close()
+        await held[0].wait_closed()
+        assert any([await is_open(server) for _ in range(20)]), "one went, another comes in"
+    for profile, fields in (("lan", {}), ("exposed", {"proxies": (ip_network("127.0.0.0/8"),)})):
+        async with guarded(profile, connections_per_address=1, **fields) as server:
+            assert [await is_open(server) for _ in range(3)] == [True] * 3, "a proxy's are not one host's"
+    for writer in held:
+        writer.close()
 
 
 @pytest.mark.parametrize(("profile", "method", "path"), [("local", "POST", "/v1/chat/completions")])
