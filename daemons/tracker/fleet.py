@@ -173,6 +173,16 @@ class Fleet:
             self._tell(Change("changed", node, f"{lease.node.state} -> {node.state}", topology=False))
         return updated
 
+    def call_ended(self, node_id: NodeId, epoch: int, began_at: float) -> None:
+        """A call of ours that this lease served since ``began_at`` is over. A heartbeat that came meanwhile counted it:
+        without this the node would look busy with it until the next one."""
+        lease = self._leases.get(node_id)
+        if lease is None or lease.node.epoch != epoch or not lease.node.queue_depth or lease.node.heard_at < began_at:
+            return
+        node = replace(lease.node, queue_depth=lease.node.queue_depth - 1)
+        self._leases[node_id] = replace(lease, node=node)
+        self.version += 1
+
     def leave(self, node_id: str, epoch: int | None = None) -> None:
         """Ends the lease; of another epoch it is another process's lease and stays. Raises NotFound."""
         lease = self._leases.get(NodeId(node_id))

@@ -166,7 +166,7 @@ class Planner:
     @contextlib.contextmanager
     def reserve(self, plan: Plan) -> Iterator[None]:
         """One in flight on each hop, until the block is left, however it is left."""
-        node_ids = plan.decision.route.node_ids
+        node_ids, began_at = plan.decision.route.node_ids, self._now()
         self._in_flight.update(node_ids)
         try:
             yield
@@ -175,6 +175,8 @@ class Planner:
             for node_id in node_ids:
                 if self._in_flight[node_id] <= 0:
                     del self._in_flight[node_id]
+            for hop in plan.decision.route.hops:
+                self._fleet.call_ended(hop.node_id, hop.epoch, began_at)
 
     def now(self) -> float:
         """Monotonic seconds, as every age here is counted."""
@@ -227,8 +229,15 @@ class Planner:
         return self.memory.arms.epochs.epoch(model_key)
 
     def table(self, model_key: str, policy: str | None = None) -> list[ArmRow]:
-        """What is learned of each candidate; changes nothing."""
-        return self._policy(policy).table(self.candidates(model_key, policy), self._now())
+        """What is learned of each candidate, and its share of what comes; changes nothing."""
+        chooser, candidates = self._policy(policy), self.candidates(model_key, policy)
+        if self.learning or policy or not candidates:
+            return chooser.table(candidates, self._now())
+        used = self._decide(model_key, [], None, (), self._rng, keep=False).chosen
+        if all(candidate.signature != used.signature for candidate in candidates):
+            candidates = (*candidates, used)
+        rows = chooser.table(candidates, self._now())
+        return [replace(row, expected_share=float(row.candidate.signature == used.signature)) for row in rows]
 
     def candidates(self, model_key: str, policy: str | None = None) -> tuple[Candidate, ...]:
         return self._candidates(self._policy(policy), model_key, (), keep=False)

@@ -39,7 +39,7 @@ def routing(
     config = planner.config
     return RoutingResponse(
         config=RoutingConfigMessage(
-            policy=config.policy,
+            policy=config.policy if planner.learning else "greedy-fallback",
             explore_share=config.explore_share,
             weight_alpha=config.weight_alpha,
             stats_half_life_s=config.stats_half_life_s,
@@ -76,6 +76,7 @@ def _candidate(row: ArmRow, name_of: NameOf, planner: Planner) -> CandidateMessa
         status=row.status,
         prior_tps=candidate.prior_tps,
         learned_tps=row.tps,
+        spread_tps=row.spread_tps,
         coefficient=row.coefficient,
         expected_share=row.expected_share,
         samples=row.samples,
@@ -86,7 +87,7 @@ def _candidate(row: ArmRow, name_of: NameOf, planner: Planner) -> CandidateMessa
         reputation=candidate.reputation * row.success_share,
         ttft_s_per_prompt_token=row.ttft_s_per_prompt_token,
         decode_s_per_token=row.decode_s_per_token,
-        next_scout=row.status != "proven" and row.expected_share > 0,
+        next_scout=planner.learning and row.status != "proven" and row.expected_share > 0,
     )
 
 
@@ -115,6 +116,7 @@ def _remembered(
             status=arm.status,
             prior_tps=0.0,
             learned_tps=arm.tps,
+            spread_tps=arm.spread_tps,
             samples=arm.samples,
             weight=arm.mass,
             age_s=arm.age_s,

@@ -114,13 +114,14 @@ def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str
         f"alpha {config.weight_alpha:g}, half-life {config.stats_half_life_s:g} s, "
         f"min tokens {config.min_sample_tokens}, topology epoch {model.topology_epoch}"
     )
-    table = plain_table("route", "status", "tok/s>", "coef>", "share>", "samples>", "weight>", "prior>")
+    table = plain_table("route", "status", "tok/s>", "±>", "coef>", "share>", "samples>", "weight>", "prior>")
     names = names_in(model.candidates)
     for row in model.candidates:
         table.add_row(
             visible(short_route(row.signature, names)),
             Text(row.status + ("" if row.current else "*"), _STYLES.get(row.status, "") if row.current else "dim"),
             _number(row.learned_tps, ".1f"),
+            _number(row.spread_tps, ".1f"),
             _number(row.coefficient, ".2f"),
             f"{row.expected_share:.0%}",
             str(row.samples),

@@ -160,6 +160,8 @@ class ArmRow:
     decode_s_per_token: float | None
     success_share: float
     failures: int
+    spread_tps: float | None = None
+    """Standard deviation of the samples behind ``tps``; None below two of them."""
 
 
 class Policy(Protocol):

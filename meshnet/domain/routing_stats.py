@@ -83,6 +83,8 @@ class ArmStats(NamedTuple):
     decode_s_per_token: float | None = None
     success_share: float = 1.0
     failures: int = 0
+    spread_tps: float | None = None
+    """Standard deviation of the decayed samples; None below two of them."""
     tries_mass: float = 0.0
     """Decayed number of measured and failed tries: what "least measured" counts, so that failing is not unmeasured."""
 
@@ -93,6 +95,8 @@ UNSAMPLED = ArmStats()
 @dataclass(slots=True)
 class _Arm:
     value: float = 0.0
+    variance: float = 0.0
+    """Of the samples around ``value``, each weighing what is left of it."""
     mass: float = 0.0
     stamp: float = 0.0
     """Of the last speed sample."""
@@ -108,7 +112,8 @@ class _Arm:
 class RouteStatsStore:
     """Per (model, signature) a decayed mean of end-to-end tokens/s with its sample mass.
 
-    ``value' = (value x m + sample) / (m + 1)``, ``mass' = m + 1`` with ``m = mass x 0.5 ** (age / half_life)``.
+    ``value' = (value x m + sample) / (m + 1)``, ``mass' = m + 1`` with ``m = mass x 0.5 ** (age / half_life)``; the
+    variance about it by the same weights (West 1979): ``m / (m + 1) x (variance + (sample - value)^2 / (m + 1))``.
     """
 
     def __init__(self, half_life_s: float = 600.0, min_sample_tokens: int = 8, epochs: TopologyEpochs | None = None):
@@ -180,6 +185,7 @@ class RouteStatsStore:
             decode_s_per_token=arm.decode.ratio,
             success_share=_success_share(arm.success, now, self._half_life_s),
             failures=arm.failures,
+            spread_tps=_spread(arm),
             tries_mass=mass + arm.success.mass(now, self._half_life_s) * (1.0 - (arm.success.ratio or 0.0)),
         )
 
@@ -225,8 +231,10 @@ class RouteStatsStore:
 
     def _blend(self, arm: _Arm, value: float, mass: float, now: float, epoch: int) -> None:
         kept = arm.mass * decay(now - arm.stamp, self._half_life_s) if arm.samples else 0.0
-        arm.value = (arm.value * kept + value * mass) / (kept + mass)
-        arm.mass = kept + mass
+        whole, away = kept + mass, value - arm.value
+        arm.variance = kept / whole * (arm.variance + mass / whole * away * away)
+        arm.value = (arm.value * kept + value * mass) / whole
+        arm.mass = whole
         arm.stamp = max(arm.stamp, now) if arm.samples else now
         arm.epoch = max(arm.epoch, epoch)
         arm.samples += 1
@@ -246,3 +254,7 @@ class RouteStatsStore:
         oldest = sorted(self._arms, key=lambda key: self._arms[key].touched)
         for key in oldest[: max(MAX_ARMS // 10, 1)]:
             del self._arms[key]
+
+
+def _spread(arm: _Arm) -> float | None:
+    return math.sqrt(arm.variance) if arm.samples > 1 and math.isfinite(arm.variance) else None

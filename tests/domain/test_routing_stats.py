@@ -238,3 +238,24 @@ def test_reputation_forgets_the_silent():
     reputation.observe("w", False, 0.0)
     reputation.forget(PRUNE_AFTER_S + 1)
     assert reputation.value("w", PRUNE_AFTER_S + 1) == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1000), st.floats(0, 2000)), min_size=2, max_size=20))
+def test_spread_is_the_deviation_of_the_samples_as_they_weigh_now(samples):
+    store, now = RouteStatsStore(), 0.0
+    weighed: list[tuple[float, float]] = []
+    for tps, later_s in samples:
+        now += later_s
+        store.record(MODEL, ARM, 100, 100 / tps, now, 0)
+        weighed.append((tps, now))
+    weights = [0.5 ** ((now - at) / 600.0) for _, at in weighed]
+    mean = sum(w * tps for w, (tps, _) in zip(weights, weighed, strict=True)) / sum(weights)
+    variance = sum(w * (tps - mean) ** 2 for w, (tps, _) in zip(weights, weighed, strict=True)) / sum(weights)
+    assert store.arm(MODEL, ARM, now).spread_tps == pytest.approx(math.sqrt(variance), rel=1e-6, abs=1e-6)
+
+
+def test_one_sample_has_no_spread_and_an_absurd_one_breaks_none():
+    assert sampled(0.0).arm(MODEL, ARM, 0.0).spread_tps is None
+    store = sampled(0.0)
+    store.record(MODEL, ARM, 100, 1e-200, 1.0, 0)
+    assert store.arm(MODEL, ARM, 1.0).spread_tps is None

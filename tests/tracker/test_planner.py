@@ -317,3 +317,55 @@ def test_node_that_nobody_can_dial_is_in_no_plan_and_named(mesh: Mesh) -> None:
     assert [(row.node_id, row.why) for row in mesh.planner.left_out(MODEL, mesh.planner.candidates(MODEL))] == [
         (blocked, "cannot be dialled: closed")
     ]
+
+
+def load_of(mesh: Mesh, node_id: str) -> int:
+    return next(node.load for node in mesh.planner.nodes() if node.node_id == node_id)
+
+
+def test_what_a_heartbeat_counted_of_our_calls_ends_with_them_and_what_is_others_stays(mesh: Mesh) -> None:
+    node_id = node_id_of(3, 0, 29)
+    plan = mesh.planner.plan(MODEL, pin=[node_id])
+    mesh.beat(3, queue_depth=1)  # another tracker's call
+    mesh.clock.time += 1.0
+    with mesh.planner.reserve(plan):
+        mesh.clock.time += 1.0
+        mesh.beat(3, queue_depth=2)
+        assert load_of(mesh, node_id) == 2
+    assert load_of(mesh, node_id) == 1
+    mesh.clock.time += 1.0
+    with mesh.planner.reserve(plan):  # begun and ended since that heartbeat, which knows nothing of it
+        mesh.clock.time += 1.0
+    assert load_of(mesh, node_id) == 1
+
+
+def test_candidates_see_at_once_that_a_counted_call_ended(mesh: Mesh) -> None:
+    plan = mesh.planner.plan(MODEL, pin=[node_id_of(3, 0, 29)])
+    with mesh.planner.reserve(plan):
+        mesh.clock.time += 0.1
+        mesh.beat(3, queue_depth=1)
+        mesh.planner.plan(MODEL)
+    assert {load for candidate in mesh.planner.plan(MODEL).candidates for load in candidate.loads} == {0}
+
+
+def test_heartbeat_of_a_later_lease_did_not_count_a_call_of_the_one_before(mesh: Mesh) -> None:
+    plan = mesh.planner.plan(MODEL, pin=[node_id_of(3, 0, 29)])
+    with mesh.planner.reserve(plan):
+        mesh.fleet.register(claim(3, 0, 29, boot="restarted"))
+        mesh.beat(3, queue_depth=1)
+    assert load_of(mesh, node_id_of(3, 0, 29)) == 1
+
+
+@pytest.mark.parametrize("heads", [1, 9])
+def test_with_learning_off_the_table_gives_all_to_the_route_that_is_used(heads: int) -> None:
+    mesh = Mesh(learning=False)
+    mesh.fleet.register(claim(1, 15, 29))
+    mesh.fleet.register(claim(2, 0, 20, benchmark_tokens_per_sec=0.1))  # reaches furthest; the last of nine by prior
+    for number in range(3, 2 + heads):
+        mesh.fleet.register(claim(number, 0, 14, benchmark_tokens_per_sec=50.0))
+    used = mesh.planner.plan(MODEL).decision.signature
+    shares = {row.candidate.signature: row.expected_share for row in mesh.planner.table(MODEL)}
+    assert shares[used] == 1.0 and sum(shares.values()) == 1.0 and len(shares) == heads
+    asked = mesh.planner.table(MODEL, "random")  # a request may name a policy all the same
+    assert sum(row.expected_share for row in asked) == pytest.approx(1.0)
+    assert max(row.expected_share for row in asked) < 1.0 or len(asked) == 1

@@ -25,4 +25,5 @@ def arm_row(
         decode_s_per_token=arm.decode_s_per_token,
         success_share=arm.success_share,
         failures=arm.failures,
+        spread_tps=arm.spread_tps,
     )
