@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,8 +19,10 @@ import pytest
 
 from daemons.kit.tasks import Tasks
 from meshnet.client.sse import TextDelta
+from meshnet.wire.routing import CallMessage
 from tests.failover.fault_proxy import FaultProxy, Weather
 from tests.failover.fleet import LOOK_S, START_S, Fleet, listen, open_fleet, question, whole
+from tests.failover.witness import admitted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -28,7 +31,7 @@ NODES = {
     for letter, shard in zip("hmt", ("0-9", "10-19", "20-29"), strict=True)
     for number in (1, 2)
 }
-STEP_MS = ("--step-ms", "4")
+STEP_MS = ("--step-ms", "4", "--strict")
 FLAGS = (
     "--timeout-between-tokens",
     "0.8",
@@ -39,6 +42,7 @@ FLAGS = (
     "--timeout-connect",
     "1",
 )
+Ledger = dict[tuple[str, int, int], tuple[int, int, int]]
 MOST_FDS_MORE = 12
 """Connections that a daemon may keep open between calls: links to peers and HTTP keep-alives."""
 
@@ -99,6 +103,7 @@ class Clients:
     rng: Random
     answers: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+    cancelled_tokens: int = 0
     number: int = 0
 
     async def one(self) -> None:
@@ -129,6 +134,7 @@ class Clients:
                 if text.count(" ") >= tokens:
                     break
         assert whole(prompt, tokens + 100).startswith(text)
+        self.cancelled_tokens += text.count(" ")
 
     async def slow(self, prompt: str, tokens: int) -> None:
         text = ""
@@ -138,6 +144,12 @@ class Clients:
                 await asyncio.sleep(0.05)
         assert text == whole(prompt, tokens)
         self.tokens += tokens
+
+
+@pytest.fixture(autouse=True)
+def all_calls_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall of the tracker's process forgets none of them, so that each can be held against the ledger."""
+    monkeypatch.setenv("MESHNET_MAX_CALLS_KEPT", "100000")
 
 
 @contextlib.asynccontextmanager
@@ -173,29 +185,88 @@ async def forever(strike: Callable[[], Awaitable[None]], every_s: float) -> None
 
 
 async def invariants(trouble: Trouble, clients: Clients, fds: dict[str, int]) -> None:
-    """I1-I5 of the promises: one end a call, ledger equals what was delivered, nothing twice, nothing left behind."""
+    """I1-I7 of the promises; that texts are whole (I2), each client has seen to as it read."""
     fleet = trouble.fleet
     await fleet.all_free(START_S)
+    calls = await all_calls(fleet)
+    # I1: one end a call, and the one its client saw.
+    assert len({call.call_id for call in calls}) == len(calls) == sum(clients.answers.values())
+    ends = Counter(call.outcome for call in calls)
+    assert ends == Counter({"ok": ends["ok"], "cancelled": clients.answers["cancel"]}) + Counter(), ends
+    await nothing_left(fleet, fds)
+    work = admitted(fleet.home)
+    tries = [(call.call_id, each) for call in calls for each in call.attempts]
+    planned = {(call_id, each.attempt, hop.node_id) for call_id, each in tries for hop in each.hops}
+    assert work and not work - planned, f"I7: work that no call of the tracker planned: {sorted(work - planned)[:3]}"
+    counted(calls, clients, await settled_ledger(fleet))
+    before = await settled_ledger(fleet)
+    await fleet.kill("tracker")
+    assert ledger(fleet.home) == before, "I6: what was acknowledged is there after kill -9"
+
+
+async def all_calls(fleet: Fleet) -> list[CallMessage]:
     calls, before = [], None
     while True:
         page = await fleet.client.calls(limit=500, before=before)
         calls += page.calls
         if (before := page.next_before) is None:
-            break
-    assert len({call.call_id for call in calls}) == len(calls)
-    ends = Counter(call.outcome for call in calls)
-    assert set(ends) <= {"ok", "cancelled"}, ends
-    if len(calls) < 1000:  # As many as the wall keeps.
-        assert ends["ok"] == sum(count for way, count in clients.answers.items() if way != "cancel")
-        assert ends["cancelled"] == clients.answers["cancel"]
-        assert sum(call.completion_tokens for call in calls if call.outcome == "ok") == clients.tokens
+            return calls
+
+
+async def nothing_left(fleet: Fleet, fds: dict[str, int]) -> None:
+    """I5: sessions, KV, reservations, sockets and files are as before."""
     async with asyncio.timeout(START_S):  # Nodes say so with their next heartbeat.
         while any(node.in_flight for node in (await fleet.nodes()).values()):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(LOOK_S)
     assert not any(node.tracker_in_flight for node in (await fleet.nodes()).values())
     for name, count in fds.items():
-        now = psutil.Process(fleet.processes[name].running.pid).num_fds()
+        now = open_files(fleet, name)
         assert now <= count + MOST_FDS_MORE, f"{name} had {count} open files and has {now}"
+
+
+def open_files(fleet: Fleet, name: str) -> int:
+    """Sockets among them."""
+    return psutil.Process(fleet.processes[name].running.pid).num_fds()
+
+
+def counted(calls: Sequence[CallMessage], clients: Clients, rows: Ledger) -> None:
+    """I3 and I4: the ledger has each token once, those that were delivered and those of answers nobody waited for."""
+    assert sum(call.completion_tokens for call in calls if call.outcome == "ok") == clients.tokens
+    assert sum(call.completion_tokens for call in calls if call.outcome == "cancelled") >= clients.cancelled_tokens
+    heads: Counter[str] = Counter()
+    for (call_id, hop, _), (tokens, _, _) in rows.items():
+        if hop == 0:
+            heads[call_id] += tokens
+    for call in calls:
+        assert heads[call.call_id] == call.prompt_tokens + call.completion_tokens or (
+            call.outcome == "cancelled" and not heads[call.call_id] and not call.completion_tokens
+        ), f"{call.call_id} {call.outcome}: {heads[call.call_id]} tokens in the ledger"
+    assert set(heads) <= {call.call_id for call in calls}
+
+
+def ledger(home: Path) -> Ledger:
+    """As it lies on the disk: tokens, replayed tokens and work units by call, hop and attempt."""
+    with contextlib.closing(sqlite3.connect(f"file:{home}/trackers/tracker.db?mode=ro", uri=True)) as database:
+        columns = "call_id, hop, attempt, tokens, replayed_tokens, work_units"
+        rows = database.execute(f"SELECT {columns} FROM usage").fetchall()
+    found = {(row[0], row[1], row[2]): (row[3], row[4], row[5]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+async def settled_ledger(fleet: Fleet) -> Ledger:
+    """Once all that the tracker counted is written: its sums, and so nothing lost and nothing twice."""
+    totals = (await fleet.client.usage()).totals
+    wanted = [sum(getattr(each, name) for each in totals) for name in ("tokens", "replayed_tokens", "work_units")]
+
+    def is_written() -> bool:
+        rows = ledger(fleet.home).values()
+        return [sum(row[n] for row in rows) for n in range(3)] == wanted
+
+    async with asyncio.timeout(START_S):
+        while not is_written():  # noqa: ASYNC110 (another process writes)
+            await asyncio.sleep(LOOK_S)
+    return ledger(fleet.home)
 
 
 async def soak(home: Path, seed: int, seconds: float, workers: int = 4) -> None:
@@ -203,7 +274,7 @@ async def soak(home: Path, seed: int, seconds: float, workers: int = 4) -> None:
     tasks = Tasks("soak")
     async with trouble(home, Random(seed)) as made:
         clients = Clients(made.fleet, Random(seed + 1))
-        fds = {"tracker": psutil.Process(made.fleet.processes["tracker"].running.pid).num_fds()}
+        fds = {name: open_files(made.fleet, name) for name in ("tracker", *NODES)}
         end = time.monotonic() + seconds
         striking = tasks.start(forever(made.strike, 0.5), "strike", quiet=True)
         try:
