@@ -17,6 +17,7 @@ import pytest
 from daemons.kit.tasks import Tasks
 from meshnet.client.http import open_http
 from meshnet.client.node import NodeClient
+from meshnet.client.tracker import TrackerClient
 from meshnet.domain.errors import NoRoute, Overloaded
 from tests.failover.fleet import Fleet, Listening, listen, open_fleet, whole
 from tests.failover.live import LiveMesh, open_live
@@ -40,10 +41,10 @@ def served(mesh: LiveMesh) -> int:
     return sum(1 for each in connections if each.status == "ESTABLISHED" and each.laddr.port in ports)
 
 
-async def leave(mesh: LiveMesh, number: int, rng: Random) -> None:
+async def leave(client: TrackerClient, number: int, rng: Random) -> None:
     """Read for a moment, then hang up; every fifth client is cancelled twice."""
     tasks = Tasks(f"client {number}")
-    reading = tasks.start(listen(mesh.client, f"disconnect {number}", 2000), "read", quiet=True)
+    reading = tasks.start(listen(client, f"disconnect {number}", 2000), "read", quiet=True)
     await asyncio.wait((reading,), timeout=rng.uniform(0.0, 0.4))
     reading.cancel()
     if number % 5 == 0:
@@ -54,18 +55,28 @@ async def leave(mesh: LiveMesh, number: int, rng: Random) -> None:
 
 
 async def test_100_disconnects_leave_nothing_behind(tmp_path: Path) -> None:
+    """Tasks, sockets, KV and reservations are what they were, to the last one; and so is the leavers' own pool."""
     rng = Random(6)
     async with open_live(tmp_path) as mesh:
         await thirds(mesh)
-        await asyncio.gather(*(leave(mesh, n, rng) for n in range(10)))  # Ten connections, kept alive from here on.
         assert (await listen(mesh.client, "before", 4)).text == whole("before", 4)
         await mesh.all_free()
         tasks_before, sockets_before = len(asyncio.all_tasks()), served(mesh)
-        for start in range(0, DISCONNECTS, 10):
-            await asyncio.gather(*(leave(mesh, start + n, rng) for n in range(10)))
-            await mesh.all_free(5.0)
-        await mesh.until(lambda: len(asyncio.all_tasks()) <= tasks_before + 10)
-        await mesh.until(lambda: served(mesh) <= sockets_before + 10)
+        async with open_http() as http:
+            leavers = TrackerClient(http, mesh.running.url)
+            for start in range(0, DISCONNECTS, 10):
+                await asyncio.gather(*(leave(leavers, start + n, rng) for n in range(10)))
+                await mesh.all_free(5.0)
+            told = await asyncio.gather(*(listen(leavers, f"again {n}", 4) for n in range(10)))
+            assert [each.text for each in told] == [whole(f"again {n}", 4) for n in range(10)], (
+                "their pool still serves"
+            )
+        await mesh.until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+        await mesh.until(lambda: served(mesh) <= sockets_before)
+        await mesh.all_free()
+        use = [live.node.worker.kv for live in mesh.nodes.values()]
+        assert [(kv.sessions, kv.reserved_bytes) for kv in use] == [(0, 0)] * 3
+        assert [mesh.running.tracker.planner.in_flight(live.node_id) for live in mesh.nodes.values()] == [0] * 3
         ends = Counter(call.outcome for call in (await mesh.client.calls(limit=500)).calls)
         assert ends["cancelled"] > DISCONNECTS / 2 and set(ends) <= {"ok", "cancelled"}
         assert (await listen(mesh.client, "after", 4)).text == whole("after", 4)
