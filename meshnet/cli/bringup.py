@@ -1,6 +1,6 @@
 """A whole mesh from its description: what runs is kept, what is dead is started again, the rest is started new.
 
-Steps in order: look, refuse what cannot work (ports, torch), fetch models, tracker, nodes, coverage.
+Steps in order: look, refuse what cannot work (ports, torch), fetch models, tracker, relay, nodes, coverage.
 """
 
 from __future__ import annotations
@@ -62,14 +62,18 @@ class BringUp:
     def mesh(self, mesh: MeshFile) -> Report:
         """Start everything the mesh file asks for. Raises MeshnetError when nothing can be started."""
         tracker = [daemon_spec("tracker", mesh.tracker)] if mesh.tracker is not None else []
+        relay = [daemon_spec("relay", mesh.relay)] if mesh.relay is not None else []
         nodes = [daemon_spec("node", node) for node in share_threads(mesh.nodes, cores())]
-        waiting = self._triage([*tracker, *nodes])
+        waiting = self._triage([*tracker, *relay, *nodes])
         self._check(waiting)
         self._pull(spec for spec in nodes if spec in waiting)
         self._raise(tracker)
         if self._report.failures:
             return self._report
         url = self._tracker_url(mesh)
+        self._raise([replace(spec, settings=_with_trackers(spec.settings, url)) for spec in relay])
+        if self._report.failures:
+            return self._report
         self._raise([replace(spec, settings={"tracker": url, **spec.settings}) for spec in nodes])
         for model in mesh.models if self._answers(nodes) else ():
             self._report.missing = self._report.missing or asyncio.run(
@@ -150,6 +154,8 @@ class BringUp:
 
     def _with_port(self, spec: DaemonSpec) -> DaemonSpec:
         """A daemon that died comes back at its old address, where peers still look for it; else the home's default."""
+        if spec.kind == "relay" and not self._home.is_default and not spec.settings.get("config"):
+            spec = replace(spec, settings={"splice_port": 0, **spec.settings})  # Two homes must not meet here.
         if spec.settings.get("port") is not None:
             return spec
         port = launch.default_port(self._home, spec.kind, spec.name) or self._last_port(spec)
@@ -180,6 +186,13 @@ class BringUp:
 def _with_given_layers(specs: Iterable[DaemonSpec]) -> list[DaemonSpec]:
     """A node whose layers the tracker assigns fetches those, and only those, from the mesh."""
     return [spec for spec in specs if spec.settings.get("shard")]
+
+
+def _with_trackers(relay: Mapping[str, object], tracker_url: str) -> dict[str, object]:
+    """A relay that does not say whose tickets it takes takes those of this mesh's tracker."""
+    if relay.get("trackers"):
+        return dict(relay)
+    return {**relay, "trackers": ask(tracker_url, lambda client: client.health()).wallet}
 
 
 def check_tracker(url: str) -> None:

@@ -42,6 +42,7 @@ TRACKER_FLAGS = (
     "route_weight_alpha",
     "route_stats_half_life",
 )
+RELAY_FLAGS = ("name", "host", "port", "splice_port", "trackers", "tls_certificate", "tls_key")
 NODE_FLAGS = (
     "name",
     "model",
@@ -65,7 +66,7 @@ NODE_FLAGS = (
     "rebalance",
 )
 """What is handed down as flags. The same names are keys of the file."""
-WITHOUT_FLAG = (
+TRACKER_WITHOUT_FLAG = (
     "log_level",
     "route_min_sample_tokens",
     "route_learning",
@@ -79,28 +80,46 @@ WITHOUT_FLAG = (
     "max_calls_kept",
     "decision_log_mib",
     "drain",
-    "peer_key",
     "audit_share",
-    "join_token",
     "max_nodes_per_address",
     "peer_key",
 )
+RELAY_WITHOUT_FLAG = (
+    "log_level",
+    "max_nodes",
+    "max_nodes_per_address",
+    "max_splices",
+    "max_splices_per_node",
+    "max_splices_per_address",
+    "max_waiting",
+    "max_waiting_per_address",
+    "opens_per_s",
+    "open_burst",
+    "handshake_s",
+    "idle_s",
+    "max_splice_gib",
+)
+NODE_WITHOUT_FLAG = ("log_level", "join_token")
+WITHOUT_FLAG = frozenset((*TRACKER_WITHOUT_FLAG, *RELAY_WITHOUT_FLAG, *NODE_WITHOUT_FLAG))
 """Settings that a daemon takes from its environment (MESHNET_ROUTE_RNG), not from a flag."""
-TRACKER_KEYS = TRACKER_FLAGS + WITHOUT_FLAG
-NODE_KEYS = (*NODE_FLAGS, "log_level", "join_token")
+TRACKER_KEYS = TRACKER_FLAGS + TRACKER_WITHOUT_FLAG
+RELAY_KEYS = RELAY_FLAGS + RELAY_WITHOUT_FLAG
+NODE_KEYS = NODE_FLAGS + NODE_WITHOUT_FLAG
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MeshFile:
-    """A mesh as written down. ``tracker`` is None where nodes join one elsewhere (``tracker_url``)."""
+    """A mesh as written down. ``tracker`` is None where nodes join one elsewhere (``tracker_url``), ``relay`` where
+    none is to be started."""
 
     source: str
     tracker: Settings | None
     nodes: tuple[Settings, ...]
     model: str = DEMO_MODEL
     tracker_url: str | None = None
+    relay: Settings | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -144,7 +163,7 @@ def read_mesh(path: Path) -> MeshFile:
 
 
 def build_mesh(document: dict[str, Any], source: str) -> MeshFile:
-    _check_keys(document, ("mesh", "tracker", "node"), f"{source}: the file", "table")
+    _check_keys(document, ("mesh", "tracker", "relay", "node"), f"{source}: the file", "table")
     mesh = _table(document, "mesh", source, MESH_KEYS)
     tracker = _table(document, "tracker", source, TRACKER_KEYS) if "tracker" in document else None
     model = mesh.get("model", DEMO_MODEL)
@@ -159,8 +178,12 @@ def build_mesh(document: dict[str, Any], source: str) -> MeshFile:
     if tracker is not None:
         tracker = {"name": "tracker"} | tracker
         _check_types(tracker, f"{source}: [tracker]")
-    _check_names([*([tracker] if tracker else []), *nodes], source)
-    return MeshFile(source, tracker, nodes, model, tracker_url)
+    relay = None
+    if "relay" in document:
+        relay = {"name": "relay"} | _table(document, "relay", source, RELAY_KEYS)
+        _check_types(relay, f"{source}: [relay]")
+    _check_names([*filter(None, (tracker, relay)), *nodes], source)
+    return MeshFile(source, tracker, nodes, model, tracker_url, relay)
 
 
 def _nodes(document: dict[str, Any], source: str, model: str) -> tuple[Settings, ...]:
@@ -197,8 +220,10 @@ def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str, word:
 
 def _check_types(settings: Settings, where: str) -> None:
     for key, value in settings.items():
-        if key == "port" and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 65535):
-            raise StartError(f"{where} port is {value!r}; it must be 0 (a free one) to 65535.")
+        if key in ("port", "splice_port") and not (
+            isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 65535
+        ):
+            raise StartError(f"{where} {key} is {value!r}; it must be 0 (a free one) to 65535.")
         if key == "threads" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
             raise StartError(f"{where} threads is {value!r}; it must be a number from 1.")
         if key in ("name", "host", "model", "shard", "tracker", "dtype") and not isinstance(value, str):

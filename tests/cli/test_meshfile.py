@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemons.node.settings import NodeSettings
+from daemons.relay.settings import RelayConfig
 from daemons.tracker.settings import TrackerConfig
 from meshnet.cli import meshfile
 from meshnet.cli.bringup import share_threads
@@ -31,11 +32,13 @@ def test_example_is_the_demo_mesh() -> None:
 
 def test_commented_keys_of_the_example_exist() -> None:
     lines = EXAMPLE.read_text().splitlines()
-    document = tomllib.loads("\n".join(line.removeprefix("# ") if " = " in line else line for line in lines))
+    document = tomllib.loads(
+        "\n".join(line.removeprefix("# ") if " = " in line or line.startswith("# [") else line for line in lines)
+    )
     # The only two that cannot stand together.
     del document["mesh"]["tracker"]
     assert "kv_budget" in document["node"][0] and "route_policy" in document["tracker"]
-    build_mesh(document, "example")
+    assert build_mesh(document, "example").relay is not None
 
 
 def test_missing_file_means_demo_mesh_and_present_one_is_read(tmp_path: Path) -> None:
@@ -44,6 +47,12 @@ def test_missing_file_means_demo_mesh_and_present_one_is_read(tmp_path: Path) ->
     mesh = find_mesh(None, tmp_path)
     assert mesh.tracker == {"name": "tracker"}
     assert mesh.nodes == ({"name": "n1", "model": "smollm2-135m", "shard": "0-3"},)
+
+
+def test_a_relay_is_started_where_the_file_has_one() -> None:
+    mesh = build_mesh({"relay": {"port": 0, "max_nodes": 3}}, "x.toml")
+    assert mesh.relay == {"name": "relay", "port": 0, "max_nodes": 3}
+    assert demo_mesh().relay is None and build_mesh({"mesh": {}}, "x.toml").relay is None
 
 
 def test_remote_tracker_is_joined_and_none_is_started() -> None:
@@ -66,6 +75,9 @@ def test_remote_tracker_is_joined_and_none_is_started() -> None:
         ("[[node]]\nthreads = 0\n", "threads is 0; it must be a number from 1"),
         ("[tracker]\nport = 70000\n", "port is 70000; it must be 0 (a free one) to 65535"),
         ("[tracker]\nport = true\n", "port is True"),
+        ("[relay]\nmax_node = 3\n", "[relay] has no setting 'max_node'. Did you mean 'max_nodes'?"),
+        ("[relay]\nsplice_port = 70000\n", "splice_port is 70000"),
+        ('[relay]\nname = "a"\n[[node]]\nname = "a"\n', "two daemons are named 'a'"),
         ('[[node]]\nname = "a"\n[[node]]\nname = "a"\n', "two daemons are named 'a'"),
         ('[[node]]\nname = "../x"\n', "'../x' cannot name a daemon"),
         ('[node]\nname = "a"\n', "nodes are written as [[node]]"),
@@ -92,6 +104,7 @@ def test_unreadable_file_is_one_sentence(tmp_path: Path) -> None:
 
 def test_keys_are_those_of_the_daemons() -> None:
     tracker = {field.name for field in dataclasses.fields(TrackerConfig)}
+    assert {field.name for field in dataclasses.fields(RelayConfig)} == set(meshfile.RELAY_KEYS)
     node = {field.name for field in dataclasses.fields(NodeSettings)}
     assert tracker <= set(meshfile.TRACKER_KEYS)
     assert node <= set(meshfile.NODE_KEYS)

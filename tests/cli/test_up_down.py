@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import psutil
 import pytest
@@ -280,6 +281,25 @@ def test_real_tracker_comes_up_empty_and_goes_down(machine: Machine) -> None:
     assert "stopped" in machine.run("down", **environ).stdout
     assert not _lives(pid)
     assert not list((machine.root / "home/run").glob("*.json"))
+
+
+def test_real_relay_of_the_file_takes_its_trackers_tickets(machine: Machine) -> None:
+    (machine.root / "here/meshnet.toml").write_text("[tracker]\n[relay]\nmax_nodes = 3\n")
+    environ = {"PYTHONPATH": ""}
+    up = machine.run("up", **environ)
+    assert up.returncode == 0, up.stdout + up.stderr
+    home = home_of(machine.environ)
+    tracker, relay = home.record("tracker"), home.record("relay")
+    assert tracker is not None and relay is not None
+    with urllib.request.urlopen(f"{tracker.url}/healthz", timeout=10) as answer:
+        wallet = json.load(answer)["wallet"]
+    process = psutil.Process(relay.pid)
+    words = process.cmdline()
+    assert words[words.index("--trackers") + 1] == wallet
+    assert words[words.index("--splice-port") + 1] == "0", "another home's relay may have the usual one"
+    assert process.environ()["MESHNET_MAX_NODES"] == "3"
+    assert machine.run("up", **environ).stdout.count("kept") == 2
+    assert machine.run("down", **environ).stdout.count("stopped") == 2
 
 
 def test_foreground_becomes_the_daemon(machine: Machine) -> None:
