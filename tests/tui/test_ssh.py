@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from tests.tui.terminal_text import screen_of
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 40
+SFTP_INIT = b"\x00\x00\x00\x05\x01\x00\x00\x00\x03"
+"""Version 3; a server answers its own."""
 
 
 @dataclass
@@ -61,7 +65,7 @@ def server(tracker: CannedTracker, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
         f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        "PrintMotd no\nPrintLastLog no\n"
+        "PrintMotd no\nPrintLastLog no\nSubsystem sftp internal-sftp\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
@@ -141,3 +145,26 @@ def test_the_forced_account_gets_the_console_and_nothing_else(
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert denied.returncode != 0
+
+
+def test_the_forced_account_reaches_no_port_and_no_files(server: Server) -> None:
+    banner = f"127.0.0.1:{server.port}"  # Whoever reaches it is greeted.
+
+    def told(key: Path, *options: str, words: tuple[str, ...] = ()) -> bytes:
+        """What comes first from there, nothing where it ends without a word."""
+        command = server.ssh(key, *words, tty=False)
+        words = (command[0], *options, *filter(None, command[1:]))
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ssh:
+            assert ssh.stdin is not None and ssh.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                ssh.stdin.write(SFTP_INIT)
+                ssh.stdin.flush()
+            first = os.read(ssh.stdout.fileno(), 64)
+            ssh.kill()
+        return first
+
+    # A key that may do anything gets both.
+    assert b"SSH-2.0" in told(server.key, "-W", banner)
+    assert told(server.key, "-s", words=("sftp",))[4:9] == b"\x02\x00\x00\x00\x03"
+    assert told(server.forced, "-W", banner) == b""
+    assert told(server.forced, "-s", words=("sftp",)) == b"", "the console instead, which has no terminal here"
