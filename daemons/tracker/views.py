@@ -60,6 +60,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         epoch=node.epoch,
         state=node.state,
         relayed=node.is_relayed,
+        unreachable=planner.why_blocked(node),
         live=True,
         suspect=planner.is_suspect(node),
         heartbeat_age_s=round(now - node.heard_at, 3),

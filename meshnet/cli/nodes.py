@@ -10,7 +10,7 @@ import typer
 
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.status import print_json
-from meshnet.cli.tables import hardware_table, nodes_table
+from meshnet.cli.tables import hardware_table, nodes_table, notes_on
 from meshnet.cli.terminal import console
 
 
@@ -28,5 +28,7 @@ def nodes(
         out.print("No node is here. Start some with: meshnet up")
         return
     out.print(nodes_table(answer.nodes))
+    for note in notes_on(answer.nodes):
+        out.print(note, soft_wrap=True)
     out.print()
     out.print(hardware_table(answer.nodes))

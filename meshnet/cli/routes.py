@@ -20,11 +20,13 @@ from meshnet.cli.tables import plain_table
 from meshnet.cli.terminal import console, visible
 from meshnet.cli.watch import watch as watch_it
 from meshnet.client.tracker import TrackerClient
+from meshnet.domain.ids import short_node_id
 from meshnet.wire.routing import (
     CandidateMessage,
     DecisionMessage,
     ExplainRequest,
     ExplainResponse,
+    RouteHop,
     RoutingConfigMessage,
     RoutingModel,
     RoutingResponse,
@@ -89,23 +91,29 @@ def render(answer: RoutingResponse, nodes: Mapping[str, str] = NOBODY) -> Render
 
 
 def render_explanation(answer: ExplainResponse) -> RenderableType:
-    names = names_in(answer.candidates)
+    routes = routes_in(answer.candidates)
     lines = [Text(f"{visible(answer.model_key)}, topology epoch {answer.topology_epoch}", "bold")]
     decision = answer.decision
     if decision is None:
         lines.append(Text("No route can be chosen.", "bold red"))
     else:
-        chosen = visible(short_route(decision.signature, names))
+        chosen = _route(decision.signature, routes)
         lines.append(Text(f"{decision.mode} by {decision.policy or 'the tracker'}: {chosen}", "bold"))
         lines.append(Text(f"because {visible(decision.why)}"))
         for signature in decision.scores | decision.probabilities:
-            lines.append(Text(f"  {visible(short_route(signature, names)):<40} {_score(decision, signature)}"))
+            lines.append(Text(f"  {_route(signature, routes):<40} {_score(decision, signature)}"))
     lines += [Text(f"left out: {visible(who)}: {visible(why)}") for who, why in answer.left_out]
     return Group(*lines)
 
 
-def names_in(candidates: Iterable[CandidateMessage]) -> dict[str, str]:
-    return {hop.node_id: visible(hop.name) for row in candidates for hop in row.hops if hop.name}
+def routes_in(candidates: Iterable[CandidateMessage]) -> dict[str, str]:
+    """By signature, as people read them; a hop behind a relay says so."""
+    return {row.signature: " -> ".join(map(_hop, row.hops)) for row in candidates}
+
+
+def _hop(hop: RouteHop) -> str:
+    name = visible(hop.name or short_node_id(hop.node_id))
+    return f"{name}[{hop.start_layer}-{hop.end_layer}]{' relayed' if hop.relayed else ''}"
 
 
 def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str, str]) -> Sequence[RenderableType]:
@@ -115,10 +123,10 @@ def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str
         f"min tokens {config.min_sample_tokens}, topology epoch {model.topology_epoch}"
     )
     table = plain_table("route", "status", "tok/s>", "±>", "coef>", "share>", "samples>", "weight>", "prior>")
-    names = names_in(model.candidates)
+    routes = routes_in(model.candidates)
     for row in model.candidates:
         table.add_row(
-            visible(short_route(row.signature, names)),
+            routes[row.signature],
             Text(row.status + ("" if row.current else "*"), _STYLES.get(row.status, "") if row.current else "dim"),
             _number(row.learned_tps, ".1f"),
             _number(row.spread_tps, ".1f"),
@@ -131,6 +139,10 @@ def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str
     notes = [] if all(row.current for row in model.candidates) else [Text(NO_CANDIDATE, "dim")]
     notes += [Text(f"left out: {visible(nodes.get(who, who))}: {visible(why)}", "dim") for who, why in model.left_out]
     return [Text(title, "bold"), table, *notes]
+
+
+def _route(signature: str, routes: Mapping[str, str]) -> str:
+    return routes.get(signature) or visible(short_route(signature, {}))
 
 
 def _score(decision: DecisionMessage, signature: str) -> str:

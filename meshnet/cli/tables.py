@@ -28,7 +28,9 @@ def plain_table(*columns: str) -> Table:
 
 
 def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
-    table = plain_table("node", "shard", "model", "state", "queue>", "tok/s>", "claim%>", "heard>", "id")
+    """How nodes are reached is a column where some are not dialled directly."""
+    way = ["way"] if any(node.relayed or node.unreachable for node in nodes) else []
+    table = plain_table("node", "shard", "model", "state", *way, "queue>", "tok/s>", "claim%>", "heard>", "id")
     for node in by_name(nodes):
         state = state_of(node)
         table.add_row(
@@ -36,6 +38,7 @@ def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
             f"{node.shard_start}-{node.shard_end}",
             visible(node.model_key),
             Text(state, style=_STATE_STYLES.get(state, "red")),
+            *(_way(node) for _ in way),
             str(max(node.queue_depth, node.tracker_in_flight)),
             f"{node.benchmark_tokens_per_sec:.1f}",
             _seen(node.observed_ratio),
@@ -43,6 +46,18 @@ def nodes_table(nodes: Sequence[NodeMessage]) -> Table:
             visible(short_node_id(node.node_id)),
         )
     return table
+
+
+def notes_on(nodes: Sequence[NodeMessage]) -> list[Text]:
+    """Who gets no calls, and what stands in the way."""
+    lost = [node for node in by_name(nodes) if node.unreachable]
+    return [Text(f"{visible(node.name)} gets no calls: {visible(node.unreachable)}", "yellow") for node in lost]
+
+
+def _way(node: NodeMessage) -> Text:
+    if node.unreachable:
+        return Text("none", "red")
+    return Text("relayed", "yellow") if node.relayed else Text("direct")
 
 
 def hardware_table(nodes: Sequence[NodeMessage]) -> Table:

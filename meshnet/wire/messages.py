@@ -173,6 +173,8 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     joined_age_s: float
     relayed: bool = False
     """Reached through a relay."""
+    unreachable: str = ""
+    """Why nobody can dial it, so that calls leave it out; "" where they do not."""
     benchmark_tokens_per_sec: float
     benchmark_batch8_tokens_per_sec: float = 0.0
     prefill_tokens_per_sec: float = 0.0

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from meshnet.cli.__main__ import main
 from meshnet.cli.coverage import cell_size, draw
 from meshnet.cli.routes import render, render_explanation
+from meshnet.cli.tables import nodes_table, notes_on
 from meshnet.wire.messages import CoverageModel, NodeMessage
 from meshnet.wire.routing import (
     CandidateMessage,
@@ -172,6 +173,36 @@ def test_routes_table() -> None:
         "n2[0-29]  unsampled      -    -     -    30%        0     0.0    6.2",
         "left out: n9: it is loading",
     ]
+
+
+def test_relayed_hops_say_so_in_routes_and_explanations() -> None:
+    config = RoutingConfigMessage(
+        policy="adr", explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8
+    )
+    hops = (
+        RouteHop(node_id="walletn1.0-14", name="n1", start_layer=0, end_layer=14),
+        RouteHop(node_id="walletn2.15-29", name="n2", start_layer=15, end_layer=29, relayed=True),
+    )
+    row = candidate("n1", signature="m | walletn1.0-14[0-14] -> walletn2.15-29[15-29]", hops=hops)
+    model = RoutingModel(model_key="m", topology_epoch=3, candidates=(row,))
+    assert "n1[0-14] -> n2[15-29] relayed  unsampled" in printed(
+        render(RoutingResponse(config=config, models=(model,))), 100
+    )
+    decision = DecisionMessage(
+        signature=row.signature, mode="exploit", policy="adr", why="it is the best", scores={row.signature: 6.0}
+    )
+    explained = ExplainResponse(model_key="m", topology_epoch=3, decision=decision, candidates=(row,))
+    assert "n1[0-14] -> n2[15-29] relayed" in printed(render_explanation(explained), 100)
+
+
+def test_nodes_say_how_they_are_reached_where_some_are_not_directly() -> None:
+    direct, relayed = node("n1", 0, 14), node("n2", 15, 29, relayed=True)
+    lost = node("n3", 0, 29, unreachable="cannot be dialled: closed")
+    assert "way" not in printed(nodes_table([direct])), "where all are alike there is room for other things"
+    lines = printed(nodes_table([direct, relayed, lost])).splitlines()
+    assert lines[0].split()[:5] == ["node", "shard", "model", "state", "way"]
+    assert [line.split()[4] for line in lines[1:]] == ["direct", "relayed", "none"]
+    assert [note.plain for note in notes_on([direct, relayed, lost])] == ["n3 gets no calls: cannot be dialled: closed"]
 
 
 def test_nodes_left_out_of_routes_go_by_their_names() -> None:

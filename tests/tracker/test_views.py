@@ -197,3 +197,15 @@ async def test_demand_is_counted_on_arrival_served_or_not(running: Running) -> N
     (model,) = (await running.client.stats()).models
     assert (model.model_key, model.rpm_last_hour, sum(model.minutes)) == (MODEL, 3 / 60, 3)
     assert model.combined_rpm_last_hour == model.rpm_last_hour and len(model.minutes) == 60
+
+
+async def test_nodes_and_routes_say_how_they_are_reached(running: Running) -> None:
+    wallet = claim(1, 0, 29).wallet
+    await running.client.register(claim(1, 0, 29, f"relay://127.0.0.1:7091/{wallet}"))
+    await running.client.register(claim(2, 0, 29))
+    running.tracker.planner.why_blocked = lambda node: "" if node.is_relayed else "cannot be dialled: closed"
+    said = {row.name: (row.relayed, row.unreachable) for row in (await running.client.nodes()).nodes}
+    assert said == {"n1": (True, ""), "n2": (False, "cannot be dialled: closed")}
+    (model,) = (await running.client.routing()).models
+    assert [hop.relayed for row in model.candidates for hop in row.hops] == [True]
+    assert [why for _, why in model.left_out] == ["cannot be dialled: closed"]
