@@ -58,13 +58,15 @@ async def serve(
     port: int,
     tls: ssl.SSLContext | None = None,
     lets_in: LetsIn | None = None,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> Site:
     """Listen, with TLS when given a context. ``lets_in`` is asked of each new connection, on later addresses of this
-    site too. Raises StartError naming the address when it cannot be bound."""
+    site too. ``keepalive_s``: until a connection without a whole request's headers ends. Raises StartError naming the
+    address when it cannot be bound."""
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
-        keepalive_timeout=KEEPALIVE_S,
+        keepalive_timeout=keepalive_s,
         shutdown_timeout=SHUTDOWN_S,
         access_log=None,
     )

@@ -15,10 +15,11 @@ from relay_testing import Mesh, until
 
 from daemons.kit.link import Link, Links
 from daemons.kit.tasks import Tasks
+from daemons.kit.web import make_app, serve
 from meshnet.wire import api
 from meshnet.wire.frames import Hidden
 from meshnet.wire.messages import Cancel, Hello
-from meshnet.wire.relay import dialled_url
+from meshnet.wire.relay import CONTROL, dialled_url
 
 
 class End:
@@ -93,3 +94,14 @@ async def test_a_killed_relay_is_a_broken_link_at_both_ends(mesh: Mesh, tmp_path
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def test_nobody_is_talked_into_compression(mesh: Mesh) -> None:
+    async with mesh.session("anna") as annas, mesh.relay() as relay, aiohttp.ClientSession() as http:
+        there = End("anna", annas)
+        site = await serve(make_app([web.get(api.LINK, there.links.accept)], 1024), "127.0.0.1", 0)
+        for url in (site.url + api.LINK, relay.url + CONTROL):
+            async with http.ws_connect(url, compress=15) as socket:
+                assert not socket.compress, url
+        await there.links.close()
+        await site.close()
