@@ -112,6 +112,18 @@ async def test_client_fault_is_not_tried_again(running: Running) -> None:
     assert sum(len(head.generated) for head in heads) == 1
 
 
+async def test_the_same_bad_request_fifty_times_bans_nobody(running: Running) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.fail("invalid_request", "logit_bias names no token", param="logit_bias")
+
+    await two_heads(running, script)
+    for _ in range(50):
+        with pytest.raises(InvalidRequest):
+            await running.client.ask(body())
+    nodes = (await running.client.nodes()).nodes
+    assert [(node.reputation, node.health) for node in nodes] == [(1.0, "ok")] * 2
+
+
 async def test_pinned_call_is_never_rerouted_and_names_the_node(running: Running) -> None:
     first, other = await two_heads(running, breaking_once(3, "step_failed"))
     with pytest.raises(NodeFailed, match=first.node_id):
