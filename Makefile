@@ -66,7 +66,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## Measure: chat, tracker, routing, failover, console, relay (docs/benchmarks.md says how)
+bench: $(STAMP) ## Measure: chat, tracker, routing, failover, console, relay, ring (docs/benchmarks.md says how)
 	@$(BIN)/meshnet bench --help
 
 clean: down ## Stop the mesh and remove .venv and caches; models and state stay
