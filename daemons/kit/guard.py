@@ -80,6 +80,8 @@ class Guard:
     """Where those stand whose X-Forwarded-For we believe: proxies that end TLS before us."""
     opens: Callable[[str], bool] | None = None
     """Whether a ticket is good for ``forward`` and ``files`` here."""
+    on_clock_off: Callable[[Wallet, float], None] = lambda wallet, age_s: None
+    """Hears of wallets whose signatures hold but are so many seconds old, or (negative) not made yet."""
     body_s: float = BODY_S
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     nonces: Nonces = field(default_factory=Nonces)
@@ -159,7 +161,15 @@ class Guard:
         if "Signature" not in request.headers:
             raise unsigned()
         body = await self._read(request)
-        signed = verify_request(request.method, str(request.url), request.headers, body, self.tracker, now=self.wall())
+        signed = verify_request(
+            request.method,
+            str(request.url),
+            request.headers,
+            body,
+            self.tracker,
+            now=self.wall(),
+            on_clock_off=self.on_clock_off,
+        )
         node_id = request.match_info.get("node_id")
         if node_id is not None and parse_node_id(node_id)[0] != signed.wallet:
             raise Forbidden(f"{node_id} is not {signed.wallet}'s.", code="not_yours")

@@ -201,6 +201,7 @@ async def open_site(
     """Serve behind ``guard``, or behind that of a tracker on loopback without keys. Raises StartError when the address
     cannot be bound."""
     guard = guard or make_guard(TrackerConfig(), tracker.identity, tracker.clock, KeyRing)
+    guard.on_clock_off = tracker.fleet.clock_off
     app = make_app(Handlers(tracker, guard).routes(), api.MAX_CHAT_BODY_BYTES)
     app.middlewares.append(guarding(guard))
     site = await serve(app, host, port, tls, guard.lets_in)

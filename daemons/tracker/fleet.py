@@ -35,7 +35,7 @@ MAX_LEASES = 10_000
 REMEMBER_S = 600.0
 """A model whose last node left stays known this long: asked for, it has no route; it is not unknown."""
 
-ChangeKind = Literal["joined", "left", "changed", "quarantined"]
+ChangeKind = Literal["joined", "left", "changed", "quarantined", "unheard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Lease:
     node: Node
     claim: RegisterRequest
     beat: HeartbeatRequest | None = None
+    clock_is_off: bool = False
+    """Since its last heartbeat that was taken, one came that was signed at another time than it came."""
 
     @property
     def prefill_tps(self) -> float:
@@ -210,6 +212,15 @@ class Fleet:
         lease = self._leases.get(NodeId(node_id))
         if lease is not None:
             self._tell(Change("changed", lease.node, reason, topology=False))
+
+    def clock_off(self, wallet: Wallet, age_s: float) -> None:
+        """What this wallet signs looks so old, or (negative) not made yet: it is not heard, and that is said once."""
+        lease = self._leases.get(self._by_wallet.get(wallet, NodeId("")))
+        if lease is None or lease.clock_is_off:
+            return
+        self._leases[lease.node.node_id] = replace(lease, clock_is_off=True)
+        off = f"{abs(age_s):.0f} s {'behind' if age_s > 0 else 'ahead of'} the tracker's"
+        self._tell(Change("unheard", lease.node, f"its clock is {off}: set the one that is wrong", topology=False))
 
     def missed(self, node: Node) -> int:
         """Heartbeats in a row that did not come."""

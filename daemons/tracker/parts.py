@@ -192,7 +192,7 @@ class Tracker:
             self.attempts.forget(node.node_id, lease.claim.boot)
         self.events.add(
             f"node.{change.kind}",
-            problem=change.kind in ("left", "quarantined"),
+            problem=change.kind in ("left", "quarantined", "unheard"),
             node_id=node.node_id,
             model_key=node.model_key,
             text=f"{node.name} ({node.shard}): {change.reason}",

@@ -115,7 +115,9 @@ def check_link(ticket: RouteTicket | LinkTicket, caller: Wallet, target: Wallet,
 def check_time(ticket: RouteTicket | LinkTicket, now: float) -> None:
     """Raises Forbidden(code="ticket_expired")."""
     if now > ticket.expires + CLOCK_SKEW_S:
-        raise Forbidden(f"The ticket expired {now - ticket.expires:.0f} s ago.", code="ticket_expired")
+        raise Forbidden(
+            f"The ticket expired {now - ticket.expires:.0f} s ago by the clock here.", code="ticket_expired"
+        )
 
 
 def _find(ticket: RouteTicket, node_id: str) -> tuple[int, TicketHop]:

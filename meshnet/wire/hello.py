@@ -39,8 +39,8 @@ def check_dial(hello: Hello, own_id: str, *, now: float) -> Wallet:
         raise Forbidden(f"{hello.peer_id} does not prove its wallet.", code="unproved")
     if abs(now - hello.made_at) > WINDOW_S:
         raise Forbidden(
-            f"The HELLO of {hello.peer_id} was made {now - hello.made_at:+.0f} s ago by the clock here; set the one that "
-            "is wrong.",
+            f"The HELLO of {hello.peer_id} was made {now - hello.made_at:+.0f} s ago by the clock here; "
+            "set the one that is wrong.",
             code="signature_expired",
         )
     return _check(hello, _dialled(hello, own_id))

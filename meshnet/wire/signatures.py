@@ -8,7 +8,7 @@ itself, in hex: its fingerprint is the wallet, and no table of keys is needed. T
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,18 +63,17 @@ class _Resolver(HTTPSignatureKeyResolver):
 
 
 class _Verifier(HTTPMessageVerifier):
-    """The library's checks with our clock: ``now`` is Unix seconds."""
+    """The library's checks but for the time, which is looked at when it is known who signed."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         super().__init__(signature_algorithm=ED25519, key_resolver=_Resolver())
-        self._now = now
 
     def validate_created_and_expires(self, sig_input: Any, max_age: Any = None) -> None:
         created, expires = sig_input.params.get("created"), sig_input.params.get("expires")
         if type(created) is not int or type(expires) is not int:
             raise Forbidden("A signature carries created and expires.", code="bad_signature")
-        if not -WINDOW_S <= self._now - created <= WINDOW_S or self._now > expires or expires - created > WINDOW_S:
-            raise Forbidden(_off(self._now - created, self._now), code="signature_expired")
+        if not 0 <= expires - created <= WINDOW_S:
+            raise Forbidden(f"A signature holds for {WINDOW_S:.0f} s at most.", code="bad_signature")
 
 
 def _off(age_s: float, now: float) -> str:
@@ -113,12 +112,20 @@ def sign_request(
 
 
 def verify_request(
-    method: str, url: str, headers: Mapping[str, str], body: bytes, tracker: str, *, now: float
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    tracker: str,
+    *,
+    now: float,
+    on_clock_off: Callable[[Wallet, float], None] = lambda wallet, age_s: None,
 ) -> Signed:
     """Who signed this request. Raises Forbidden: "unsigned" (401), "wrong_tracker", "signature_expired" or
     "bad_signature".
 
-    ``headers`` are the request's, one value a name; ``tracker`` is our own ``<tracker_id>/<boot>``.
+    ``headers`` are the request's, one value a name; ``tracker`` is our own ``<tracker_id>/<boot>``. ``on_clock_off``
+    hears of a signature that holds but for its time: whose it is and how old, negative if it is yet to be made.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     for name in ("signature", "signature-input"):
@@ -130,14 +137,20 @@ def verify_request(
         raise Forbidden("The request was signed for another tracker, or before this one started.", code="wrong_tracker")
     required = (*_COVERED, "content-type") if body else _COVERED
     try:
-        result = _Verifier(now).verify(
+        result = _Verifier().verify(
             _Message(method, url, lowered), max_age=None, expect_tag=TAG, require_components=required, body=body
         )
     except (HTTPMessageSignaturesException, http_sf.StructuredFieldError) as error:
         raise Forbidden(f"The signature does not hold: {error}.", code="bad_signature") from None
     if len(result) != 1:
         raise Forbidden(f"{len(result)} signatures; one is expected.", code="bad_signature")
-    return _signed(result[0].parameters)
+    signed = _signed(result[0].parameters)
+    created, expires = (float(result[0].parameters[name]) for name in ("created", "expires"))
+    age_s = now - created
+    if not -WINDOW_S <= age_s <= WINDOW_S or now > expires:
+        on_clock_off(signed.wallet, age_s)
+        raise Forbidden(_off(age_s, now), code="signature_expired")
+    return signed
 
 
 def unsigned() -> Forbidden:

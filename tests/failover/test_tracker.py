@@ -199,6 +199,7 @@ async def test_node_whose_clock_jumps_is_told_by_how_much_and_is_back_when_it_is
             assert (await listen(fleet.client, f"at once {number}", 4)).text == whole(f"at once {number}", 4)
         assert (await listening.end()).text == whole("the clock of a node jumps", 1000)
         await until_log(fleet, "m", r"clock 3(59|60)\d s ahead of the one here")
+        assert re.search(r"3(59|60)\d s ahead of the tracker's", await told(fleet, "node.unheard"))
         await until_gone(fleet, "m")
         assert (await listen(fleet.client, "without it", 4)).text == whole("without it", 4)
         clock.jump(-HOUR_S)

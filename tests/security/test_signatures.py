@@ -45,6 +45,23 @@ def test_older_and_future_ones_are_refused(age_s: float) -> None:
     assert refusal(signed(now=NOW - age_s)) == "signature_expired"
 
 
+@pytest.mark.parametrize("age_s", [3600, -3600])
+def test_whose_clock_is_off_is_told_only_of_what_they_signed(age_s: float) -> None:
+    told: list[tuple[str, float]] = []
+    headers = signed(now=NOW - age_s)
+
+    def refused(sent: dict[str, str]) -> Forbidden:
+        with pytest.raises(Forbidden) as caught:
+            verify_request("POST", URL, sent, BODY, TRACKER, now=NOW, on_clock_off=lambda *off: told.append(off))
+        return caught.value
+
+    words = "3600 s behind the one here" if age_s > 0 else "3600 s ahead of the one here"
+    assert words in refused(headers).message
+    assert told == [(WALLET, age_s)]
+    assert refused({**headers, "Content-Type": "text/plain"}).code == "bad_signature"
+    assert len(told) == 1
+
+
 def test_every_covered_part_is_bound() -> None:
     headers = signed()
     assert refusal(headers, method="PUT") == "bad_signature"

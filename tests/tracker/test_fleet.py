@@ -7,6 +7,7 @@ import pytest
 from daemons.tracker.fleet import GRACE_S, REMEMBER_S, Change, Fleet
 from daemons.tracker.twins import QUIET_S, WITHIN_S
 from meshnet.domain.errors import Conflict, EpochChanged, InvalidRequest, NotFound
+from meshnet.domain.ids import Wallet
 from meshnet.wire.messages import HeartbeatRequest
 from tests.tracker.running import MODEL, claim, node_id_of, public_key
 
@@ -157,6 +158,19 @@ def test_slow_changes_and_crash_loops_are_no_fight(watched: Watched) -> None:
         watched.clock.time += 1.0
         watched.fleet.register(claim(1, 0, 14, boot=f"crashed-{number}"))
     assert not watched.fleet.is_quarantined(WALLET)
+
+
+def test_clock_that_is_off_is_said_once_until_it_is_heard_again(watched: Watched) -> None:
+    wallet = watched.fleet.register(claim(1, 0, 14)).node.wallet
+    for _ in range(3):
+        watched.fleet.clock_off(wallet, -3600.4)
+    assert [c.kind for c in watched.told] == ["joined", "unheard"] and not watched.told[-1].topology
+    assert watched.told[-1].reason == "its clock is 3600 s ahead of the tracker's: set the one that is wrong"
+    watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1))
+    watched.fleet.clock_off(wallet, 3600.4)
+    assert "3600 s behind" in watched.told[-1].reason
+    watched.fleet.clock_off(Wallet(claim(2, 0, 14).wallet), 3600.0)
+    assert len(watched.told) == 3, "of whom nobody knows, nothing is said"
 
 
 def test_lease_of_two_that_both_stopped_ends(watched: Watched) -> None:
