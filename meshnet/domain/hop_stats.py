@@ -8,11 +8,11 @@ Kalman filter whose variance grows by one sample's noise per half-life, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshnet.domain.candidates import HOP_LINK_S, Candidate, HopWork, hop_work, unmeasured_link_s
+from meshnet.domain.candidates import HOP_LINK_S, HopWork, hop_work, unmeasured_link_s
 from meshnet.domain.decayed import DecayedSum
 from meshnet.domain.routes import Hop
 from meshnet.domain.routing import HopTiming, Outcome, is_positive_number
@@ -53,14 +53,14 @@ _NodeView = tuple[float, float, float]
 """(seconds per token and layer, its log's variance, link seconds) of a node at a moment."""
 
 
-class Prediction(NamedTuple):
-    """A route's seconds per token now, and the variance of their logarithm."""
+class Predictions(NamedTuple):
+    """Of some routes, in their order: what each takes per token now, and how sure that is."""
 
-    seconds: float
-    parts: Sequence[float]
+    seconds: list[float]
+    parts: list[list[float]]
     """Each hop's own seconds; the rest is links."""
-    variance: float
-    """``sum over hops of share^2 x variance of ln(the hop's seconds)``."""
+    variances: list[float]
+    """Of ln(seconds): ``sum over hops of share^2 x variance of ln(the hop's seconds)``."""
 
 
 class HopStatsStore:
@@ -98,11 +98,28 @@ class HopStatsStore:
         belief = self._beliefs.get(node_id)
         return belief.samples if belief is not None else 0
 
-    def predict(self, candidates: Sequence[Candidate], now: float) -> list[Prediction]:
-        """Of each, ``sum over hops of layers x layer_s x (1 + c x load) + link``; changes nothing."""
+    def predict(self, works: Iterable[Sequence[HopWork]], now: float) -> Predictions:
+        """Of routes by their hops' work, ``sum over hops of layers x layer_s x (1 + c x load) + link``. Every
+        choice runs this for every hop of every candidate."""
         known: dict[str, _NodeView] = {}
         factor = self.load_factor
-        return [self._predict(c.work, now, factor, known) for c in candidates]
+        found = Predictions([], [], [])
+        for work in works:
+            parts: list[float] = []
+            total = spread = 0.0
+            for node_id, layers, load, claim, unmeasured_s in work:
+                view = known.get(node_id)
+                if view is None:  # what is the same for every route over a node
+                    view = known[node_id] = self._view(node_id, claim, unmeasured_s, now)
+                layer_s, variance, link_s = view
+                part = layers * layer_s * (1.0 + factor * load) if load else layers * layer_s
+                parts.append(part)
+                total += part + link_s
+                spread += part * part * variance
+            found.seconds.append(total)
+            found.parts.append(parts)
+            found.variances.append(spread / (total * total))
+        return found
 
     def variance(self, node_id: str, now: float) -> float:
         """Of ln(seconds per layer) of this node: how little is known of it."""
@@ -137,22 +154,6 @@ class HopStatsStore:
         for node_id in [n for n, belief in self._beliefs.items() if now - belief.stamp > PRUNE_AFTER_S]:
             del self._beliefs[node_id]
             self._links.pop(node_id, None)
-
-    def _predict(self, work: Sequence[HopWork], now: float, factor: float, known: dict[str, _NodeView]) -> Prediction:
-        """``known`` keeps what is the same for every route over a node. Every choice runs this for every hop of every
-        candidate."""
-        parts: list[float] = []
-        total = spread = 0.0
-        for node_id, layers, load, claim, link in work:
-            view = known.get(node_id)
-            if view is None:
-                view = known[node_id] = self._view(node_id, claim, link, now)
-            layer_s, variance, link_s = view
-            part = layers * layer_s * (1.0 + factor * load)
-            parts.append(part)
-            total += part + link_s
-            spread += part * part * variance
-        return Prediction(total, parts, spread / (total * total))
 
     def _view(self, node_id: str, claimed_layer_s: float, unmeasured_link_s: float, now: float) -> _NodeView:
         belief, link_s = self._beliefs.get(node_id), self.link_s(node_id, unmeasured_link_s)
@@ -214,9 +215,9 @@ class HopStatsStore:
         tokens: int,
         now: float,
     ) -> None:
-        prediction = self._predict(hop_work(hops, loads, claimed), now, self.load_factor, {})
-        surprise = math.log(token_s / prediction.seconds)
-        shares = [part / prediction.seconds for part in prediction.parts]
+        predicted = self.predict([hop_work(hops, loads, claimed)], now)
+        surprise = math.log(token_s / predicted.seconds[0])
+        shares = [part / predicted.seconds[0] for part in predicted.parts[0]]
         noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / tokens)
         parts = [share * share * self.variance(hop.node_id, now) for hop, share in zip(hops, shares, strict=True)]
         for hop, claim, share, part in zip(hops, claimed, shares, parts, strict=True):

@@ -56,17 +56,16 @@ class Reputation:
 
     def value(self, key: str, now: float) -> float:
         share = self._shares.get(key)
-        return 1.0 if share is None else _success_share(share, now, self._half_life_s)
+        return 1.0 if share is None else _success_share(share.mass(now, self._half_life_s), share.ratio)
 
     def forget(self, now: float) -> None:
         """Drops keys unheard for PRUNE_AFTER_S."""
         self._shares = {key: s for key, s in self._shares.items() if now - (s.stamp or 0.0) <= PRUNE_AFTER_S}
 
 
-def _success_share(share: DecayedSum, now: float, half_life_s: float) -> float:
-    """``(successes + prior) / (tries + prior)``, both decayed."""
-    tries = share.mass(now, half_life_s)
-    successes = tries * (share.ratio if share.ratio is not None else 1.0)
+def _success_share(tries: float, ratio: float | None) -> float:
+    """``(successes + prior) / (tries + prior)``, both decayed; ``ratio`` of successes, None where nothing was tried."""
+    successes = tries * (ratio if ratio is not None else 1.0)
     return (successes + REPUTATION_PRIOR_MASS) / (tries + REPUTATION_PRIOR_MASS)
 
 
@@ -175,18 +174,19 @@ class RouteStatsStore:
         if arm is None:
             return UNSAMPLED
         mass = arm.mass * decay(now - arm.stamp, self._half_life_s)
+        tries, success = arm.success.mass(now, self._half_life_s), arm.success.ratio
         return ArmStats(
-            tps=arm.value if arm.samples else None,
-            mass=mass,
-            samples=arm.samples,
-            status=self._status(model_key, arm, mass),
-            age_s=max(now - arm.stamp, 0.0) if arm.samples else None,
-            ttft_s_per_prompt_token=arm.ttft.ratio,
-            decode_s_per_token=arm.decode.ratio,
-            success_share=_success_share(arm.success, now, self._half_life_s),
-            failures=arm.failures,
-            spread_tps=_spread(arm),
-            tries_mass=mass + arm.success.mass(now, self._half_life_s) * (1.0 - (arm.success.ratio or 0.0)),
+            arm.value if arm.samples else None,
+            mass,
+            arm.samples,
+            self._status(model_key, arm, mass),
+            max(now - arm.stamp, 0.0) if arm.samples else None,
+            arm.ttft.ratio,
+            arm.decode.ratio,
+            _success_share(tries, success),
+            arm.failures,
+            _spread(arm),
+            mass + tries * (1.0 - (success or 0.0)),
         )
 
     def known(self, model_key: str, now: float) -> list[tuple[str, ArmStats]]:

@@ -57,14 +57,12 @@ class Router:
     def __init__(self, config: RoutingConfig) -> None:
         self.config = config
         self.memory = RoutingMemory(config)
-        self._policies = {name: make_policy(name, config, self.memory) for name in POLICY_NAMES}
+        self._policies: dict[str, Policy] = {name: make_policy(name, config, self.memory) for name in POLICY_NAMES}
 
     def policy(self, name: str | None = None) -> Policy:
         """The named policy, the configured one for None. Raises InvalidRequest for an unknown name."""
-        for known, policy in self._policies.items():
-            if known == (name or self.config.policy):
-                return policy
-        return make_policy(name or "", self.config, self.memory)
+        wanted: str = name or self.config.policy
+        return self._policies.get(wanted) or make_policy(wanted, self.config, self.memory)
 
     def propose(
         self, nodes: Sequence[Node], model_key: ModelKey, turn: int = 0, policy: str | None = None
