@@ -109,9 +109,10 @@ class Reach:
         node = lease.node
         before = self._seen.get(node.wallet)
         why, witnessed = await self._found(node, url)
-        self._seen[node.wallet] = _Seen(url, why, self._now(), witnessed)
-        if before is None or (before.url, before.works) != (url, not why):
-            log.info("node dialled back node=%s url=%s works=%s witnessed=%s", node.node_id, url, not why, witnessed)
+        self._seen[node.wallet] = seen = _Seen(url, why, self._now(), witnessed)
+        if before is None or (before.url, before.works, before.witnessed) != (url, seen.works, witnessed):
+            log.info("node dialled back node=%s url=%s works=%s witnessed=%s", node.node_id, url, seen.works, witnessed)
+        if before is None or (before.url, before.works) != (url, seen.works):
             self._fleet.note(node.node_id, why or "can be dialled")
 
     async def _found(self, node: Node, url: str) -> tuple[str, bool]:

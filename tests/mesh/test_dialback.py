@@ -12,19 +12,27 @@ import aiohttp
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from daemons.kit.dial import MeshConnector
+from daemons.kit.guard import Guard
 from daemons.kit.identity import WalletKey, make_wallet_key
 from daemons.kit.link import Links
 from daemons.kit.proof import Prover
+from daemons.kit.tasks import Tasks
+from daemons.kit.tls import own_server
 from daemons.kit.web import Site, serve
 from daemons.node.app import node_app, status_of
+from daemons.node.dialback import DialBack
 from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
 from daemons.node.trust import Trust
 from daemons.tracker.witnesses import Witnesses
 from meshnet.domain.ids import ModelKey, NodeId, Revision, make_node_id
+from meshnet.domain.keys import KeyRing
 from meshnet.domain.nodes import Node as NodeRecord
 from meshnet.domain.shards import Shard
+from meshnet.wire import access
 from meshnet.wire.messages import Dial, Dialled, Hello
+from meshnet.wire.relay import RelayAddress
 
 SHARD = Shard(0, 9)
 
@@ -109,6 +117,26 @@ async def test_another_node_at_that_address_is_no_answer(place: Place) -> None:
     witness, other = await place.node("witness"), await place.node("other")
     answer = await place.witnesses.ask(witness, NodeId(f"{'z' * 20}.0-9"), other.url)
     assert answer is not None and not answer.works and other.wallet in answer.why
+
+
+async def test_over_tls_the_address_names_the_key_that_must_answer(place: Place) -> None:
+    """As in an exposed mesh: the witness dials with its own connector, the node listens with its wallet's key."""
+    witness, key, other = (key_of(place.folder, name) for name in ("witness", "other", "third"))
+    await place.node("other")
+    node, _ = place.open[-1]
+    guard = Guard("exposed", access.NODE, KeyRing, time.monotonic, time.time, wallet=key.wallet)
+    app = node_app(node, "other", lambda: status_of(node, "other", (1, 1), (), True), guard=guard)
+    secure = await serve(app, "127.0.0.1", 0, own_server(key.tls_file))
+    connector = MeshConnector(witness, lambda wallet: None)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        tasks = Tasks("test")
+        dial_back = DialBack(http, tasks)
+        node_id = node.identity.node_id
+        right, wrong = (RelayAddress("127.0.0.1", secure.port, k.wallet, "tls").url for k in (key, other))
+        assert await dial_back.look(Dial(node_id, right)) == ""
+        assert other.wallet in await dial_back.look(Dial(node_id, wrong))
+        await tasks.close()
+    await secure.close()
 
 
 async def test_a_witness_that_is_gone_says_nothing(place: Place) -> None:

@@ -39,6 +39,9 @@ def test_houses_behind_relays_answer_and_outlive_a_relay(tmp_path: Path, real_st
         schemes = {name: node["url"].partition(":")[0] for name, node in nodes.items()}
         assert schemes == {"h0": "relay", "h1": "relay", "pub": "tls"}, "the houses are relayed, the public node direct"
         assert place.chat(tracker, PROMPT, TOKENS) == whole
+        log = place.folder / "tracker.log"
+        # A house reaches the public node too.
+        place.wait(lambda: "works=True witnessed=True" in log.read_text("utf-8"))
         assert kill_in_mid_stream(place, tracker) == whole
         (last, *_) = json.loads(get(place, "/v1/calls"))["calls"]
         assert last["reroutes"] >= 1 and last["outcome"] == "ok", "the relay died in the middle of it"
