@@ -5,6 +5,7 @@ Times are the thread's own CPU time, so that a machine busy with other things do
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from random import Random
@@ -111,6 +112,7 @@ def _taught(name: str) -> Router:
 def _timed(measure: str, action: Callable[[], object], times: int) -> dict[str, str | float]:
     spent: list[float] = []
     action()
+    gc.collect()  # What earlier measurements left is not this one's to clear away.
     for _ in range(times):
         began = time.thread_time()
         action()
