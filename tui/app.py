@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
-import msgspec
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -21,6 +20,7 @@ from textual.screen import Screen
 
 from meshnet.domain.errors import MeshnetError, NotFound
 from meshnet.wire.routing import EventMessage
+from tui import export, keys
 from tui.clipboard import osc52
 from tui.draw.spans import visible
 from tui.history import History
@@ -284,9 +284,7 @@ class ConsoleApp(App[None]):
         if self.main is None:
             return
         view = self.main.active
-        own = [binding for _, binding in _bindings_of(view)]
-        own += [binding for _, binding in _bindings_of(view.table)] if isinstance(view, TableView) else []
-        everywhere = [binding for _, binding in _bindings_of(self.main)]
+        own, everywhere = keys.working(self.main, [view, view.table] if isinstance(view, TableView) else [view])
         self.push_screen(HelpScreen([("This view", own), ("Everywhere", everywhere)]))
 
     def action_leave(self) -> None:
@@ -308,15 +306,17 @@ class ConsoleApp(App[None]):
         if self.main is None or self.shown is None:
             return
         view = self.main.active
-        name, text = ("md", view.as_markdown()) if not isinstance(view, TableView) else ("json", _as_json(self.shown))
+        name, text = (
+            ("md", view.as_markdown()) if not isinstance(view, TableView) else ("json", export.as_json(self.shown))
+        )
         self._write(f"meshnet-{view.id}-{time.strftime('%Y%m%d-%H%M%S')}.{name}", text)
 
     def action_export_history(self) -> None:
         if self.settings.read_only:
             self.say("read-only: nothing is written")
             return
-        lines = [msgspec.json.encode(snapshot).decode() for snapshot in self.history.everything()]
-        self._write(f"meshnet-history-{time.strftime('%Y%m%d-%H%M%S')}.jsonl", "\n".join(lines) + "\n")
+        text = export.as_json_lines(self.history.everything())
+        self._write(f"meshnet-history-{time.strftime('%Y%m%d-%H%M%S')}.jsonl", text)
 
     def _write(self, name: str, text: str) -> None:
         path = Path.cwd() / name
@@ -389,29 +389,9 @@ class ConsoleApp(App[None]):
         yield SystemCommand("Export 15 minutes", "Write every kept snapshot as JSON lines", self.action_export_history)
         if self.main is None:
             return
-        view = self.main.active
-        for owner in (self.main, view):
-            for namespace, binding in _bindings_of(owner):
-                yield SystemCommand(
-                    f"{binding.description}",
-                    f"key {binding.key_display or binding.key}",
-                    lambda action=binding.action, at=namespace: self.call_later(self.run_action, action, at),
-                )
-
-
-def _bindings_of(node: object) -> list[tuple[object, Binding]]:
-    """The bindings of a widget's own classes, outermost class last, in the order they are written."""
-    found: list[tuple[object, Binding]] = []
-    for kind in type(node).__mro__:
-        if kind.__module__.startswith("tui."):
-            found += [(node, b) for b in vars(kind).get("BINDINGS", ()) if isinstance(b, Binding)]
-    return found
-
-
-def _as_json(shown: Shown) -> str:
-    """The moment looked at as one JSON object; prompts only where they are shown."""
-    snapshot = shown.snapshot
-    if not shown.prompts:
-        hidden = tuple(msgspec.structs.replace(call, prompt=None) for call in snapshot.calls)
-        snapshot = msgspec.structs.replace(snapshot, calls=hidden)
-    return msgspec.json.format(msgspec.json.encode({"snapshot": snapshot, "events": shown.events}), indent=2).decode()
+        for node, binding, key in keys.commands(self.main, self.main.active):
+            yield SystemCommand(
+                binding.description,
+                key,
+                lambda action=binding.action, at=node: self.call_later(self.run_action, action, at),
+            )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from meshnet.domain.chat import ChatMessage
 from meshnet.wire.routing import CallMessage, ExplainResponse
+from tui.chat_settings import ChatSettings
 from tui.draw import numbers
 from tui.draw.spans import Line, line, span, visible
 from tui.model import Shown, label_of
@@ -93,6 +94,26 @@ def messages(turns: Sequence[Turn], prompt: str) -> tuple[ChatMessage, ...]:
         if turn.answer:
             said += [ChatMessage("user", turn.prompt), ChatMessage("assistant", turn.answer)]
     return (*said, ChatMessage("user", prompt))
+
+
+def head_line(
+    model_key: str, is_ready: bool, settings: ChatSettings, last_seed: int | None, is_streaming: bool
+) -> Line:
+    """The model and the settings. The seed is that of the last question where one was drawn: what it needs to be asked
+    again."""
+    drawn = "random" if last_seed is None else f"{last_seed} (random)"
+    return line(
+        (" model ", "dim"),
+        span(model_key or "no model", "strong" if is_ready else "warn"),
+        ("  temperature ", "dim"),
+        f"{settings.temperature:g}" if settings.temperature else "0 (greedy)",
+        ("  seed ", "dim"),
+        drawn if settings.seed is None else str(settings.seed),
+        ("  max_tokens ", "dim"),
+        "auto" if settings.max_tokens is None else str(settings.max_tokens),
+        ("  streaming", "accent") if is_streaming else "",
+        ("" if is_ready else "  not every layer is held", "warn"),
+    )
 
 
 def status_line(shown: Shown | None, turn: Turn) -> Line:

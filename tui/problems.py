@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshnet.domain import errors
 from meshnet.domain.nodes import HEARTBEAT_INTERVAL_S, SUSPECT_AFTER_MISSED
 from meshnet.wire.routing import EventMessage
 from meshnet.wire.status import Snapshot
@@ -13,6 +14,23 @@ from tui.draw.spans import visible
 
 RECENT_CALLS = 20
 """Failed calls older than this many others are history, not a problem."""
+
+CALL_PASSES_S = 900.0
+"""A call that failed longer ago is history too, where few others come: as long as the console's own memory."""
+CLIENTS_OWN = frozenset(
+    {"model_not_found", "chat_template", "body_too_large"}
+    | {
+        kind.code
+        for kind in (
+            errors.InvalidRequest,
+            errors.ContextLengthExceeded,
+            errors.BadPin,
+            errors.NotFound,
+            errors.Forbidden,
+        )
+    }
+)
+"""Codes of calls that whoever asked got wrong (a name mistyped, a prompt too long): nothing is wrong with the mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +78,8 @@ def _nodes(snapshot: Snapshot) -> Iterator[Problem]:
 
 def _calls(snapshot: Snapshot) -> Iterator[Problem]:
     for call in snapshot.calls[:RECENT_CALLS]:
-        if call.outcome == "failed":
+        passed = snapshot.taken_at - call.accepted_at > CALL_PASSES_S
+        if call.outcome == "failed" and call.error_code not in CLIENTS_OWN and not passed:
             why = visible(call.error_message or call.error_code or "no reason given")
             text = f"call {visible(call.call_id)[-8:]} failed: {why}"
             yield Problem(f"call:{call.call_id}", text, "calls", call.call_id, 50)

@@ -10,6 +10,8 @@ from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tui.app import ConsoleApp
 from tui.settings import Settings
+from tui.views.table_view import TableView
+from tui.widgets.lane import Lane
 
 
 class Clock:
@@ -31,3 +33,15 @@ def console(
     source = canned.CannedSource(snapshot or canned.mesh(), canned.mesh_events() if events is None else events)
     chosen = {"theme": "meshnet", "ascii": False, "tracker": source.url} | settings
     return ConsoleApp(source, Settings(**chosen), clock=clock or Clock(1000.0), wall=Clock(canned.NOON), rng=Random(7))  # type: ignore[arg-type]
+
+
+def table_view(app: ConsoleApp) -> TableView:
+    assert app.main is not None
+    view = app.main.active
+    assert isinstance(view, TableView)
+    return view
+
+
+def lane(app: ConsoleApp, name: str = "a") -> Lane:
+    assert app.main is not None
+    return app.main.query_one(f"#lane-{name}", Lane)

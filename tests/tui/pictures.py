@@ -12,7 +12,7 @@ from meshnet.domain.errors import Unreachable
 from meshnet.wire.status import Snapshot
 from tests.tui import canned
 from tests.tui.apps import Clock, console
-from tests.tui.rest import console_of, poll, settle
+from tests.tui.rest import console_of, poll, press, settle
 from tui.app import ConsoleApp
 from tui.source import ChatAsk
 
@@ -46,10 +46,10 @@ class Picture:
     async def prepare(self, pilot: Pilot[None]) -> None:
         await settle(pilot)
         for key in self.keys:
-            await pilot.press(key)
+            await press(pilot, key)
             await settle(pilot)
         for question in self.ask:
-            await pilot.press(*question, "enter")
+            await press(pilot, *question, "enter")
             await settle(pilot)
             await poll(pilot)
         if self.freeze:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
+from textual.events import Key
 from textual.pilot import Pilot
 
+from meshnet.wire.status import Snapshot
 from tests.tui.canned import CannedSource
 from tui.app import ConsoleApp
 
@@ -28,13 +31,18 @@ async def settle(pilot: Pilot[None]) -> None:
     still = 0
     while still < 2:  # What a first look starts (a callback after a refresh) a second one sees.
         assert time.monotonic() < until, f"not at rest: {_waits_for(app) or 'still drawing'}"
-        await pilot._wait_for_screen()
+        await _handled(pilot)
         if app._redraw_pending:
             app._redraw_for_events()  # Now, not a quarter of a second later.
-        app.screen._on_timer_update()
         still = still + 1 if not _waits_for(app) and _is_drawn(app) else 0
-        await asyncio.sleep(0)
     app.workers.cancel_group(app, "poll")
+
+
+async def _handled(pilot: Pilot[None]) -> None:
+    """What was queued at every widget is done, and what that left to draw is drawn."""
+    await pilot._wait_for_screen()
+    pilot.app.screen._on_timer_update()
+    await asyncio.sleep(0)
 
 
 def _waits_for(app: ConsoleApp) -> str:
@@ -67,3 +75,39 @@ async def poll(pilot: Pilot[None]) -> None:
     app.history.add(app.clock(), snapshot)
     app.redraw()
     await settle(pilot)
+
+
+async def feed(pilot: Pilot[None], snapshot: Snapshot) -> None:
+    """One more poll with this answer."""
+    source = console_of(pilot).source
+    assert isinstance(source, CannedSource)
+    source.now_shown = snapshot
+    await poll(pilot)
+
+
+async def wait_for(check: Callable[[], object], pilot: Pilot[None]) -> None:
+    """Until ``check`` says so."""
+    until = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < until, "did not come"
+        await pilot.pause()
+
+
+CHARACTERS = {"space": " ", "slash": "/", "colon": ":", "question_mark": "?", "exclamation_mark": "!", "ampersand": "&",
+              "left_square_bracket": "[", "right_square_bracket": "]"}  # fmt: skip
+"""Keys with a name and a character."""
+
+
+def key_event(key: str) -> Key:
+    """A key by its character or its name, as a terminal sends it."""
+    names = {character: name for name, character in CHARACTERS.items()}
+    return Key(names.get(key, key), CHARACTERS.get(key, key if len(key) == 1 else None))
+
+
+async def press(pilot: Pilot[None], *keys: str) -> None:
+    """One key after the other, each handled by all it concerns before the next."""
+    for key in keys:
+        pilot.app.post_message(key_event(key))
+        await _handled(pilot)
+        while not _is_drawn(console_of(pilot)):
+            await _handled(pilot)

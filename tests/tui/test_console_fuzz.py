@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from textual.events import Key
 
 from meshnet.domain.errors import MeshnetError, Unreachable
 from tests.tui import canned
 from tests.tui.apps import console
 from tests.tui.hostile import evil_mesh, hostile_events
-from tests.tui.rest import settle
+from tests.tui.rest import key_event, settle
 from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 
@@ -19,8 +18,6 @@ KEYS = (
     *"1234567/:?snfztrePMTcbpqrmoNyijkgGS[]!&x ", "enter", "escape", "up", "down", "pageup", "pagedown", "home", "end",
     "tab", "shift+tab", "left", "right", "backspace", "delete", "f1", "ctrl+p", "ctrl+a", "ctrl+w",
 )  # fmt: skip
-NAMED = {"/": "slash", ":": "colon", "?": "question_mark", "[": "left_square_bracket", "]": "right_square_bracket",
-         "!": "exclamation_mark", "&": "ampersand", " ": "space"}  # fmt: skip
 SIZES = ((80, 24), (120, 40), (40, 10), (1, 1), (200, 60), (79, 13))
 MESHES = (evil_mesh, canned.mesh, canned.empty, canned.one_node, lambda: canned.crowd(20, 40))
 LEFT_OUT = {"q": "quitting ends the run", "e": "writes files", "T": "themes have their own test, and cost a second"}
@@ -35,7 +32,7 @@ async def torture(app: ConsoleApp, dice: random.Random, rounds: int) -> None:
         await settle(pilot)
         for _ in range(rounds):
             for key in dice.choices(keys, k=dice.randrange(1, 8)):
-                app.post_message(Key(NAMED.get(key, key), key if len(key) == 1 else None))
+                app.post_message(key_event(key))
             await pilot.pause()
             if dice.random() < 0.15:
                 await pilot.resize_terminal(*dice.choice(SIZES))

@@ -12,7 +12,7 @@ import pytest
 from meshnet.domain.errors import MeshnetError
 from tests.tui import canned
 from tests.tui.apps import Clock
-from tests.tui.rest import settle
+from tests.tui.rest import press, settle
 from tests.tui.screen_text import text_of
 from tui.app import ConsoleApp
 from tui.settings import Settings
@@ -84,5 +84,5 @@ async def test_the_screen_names_what_is_wrong_and_stays(name: str) -> None:
             assert "no answer yet" in shown
             assert app.poller.link.error.split("\x1b")[0][:40] in shown
             assert "\x1b" not in shown
-            await pilot.press("2", "3", "6", *"hi", "enter", "escape", "7")
+            await press(pilot, "2", "3", "6", *"hi", "enter", "escape", "7")
             assert app.is_running

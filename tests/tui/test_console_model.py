@@ -86,6 +86,19 @@ def test_problems_come_worst_first_with_the_place_to_look() -> None:
     assert problems[0].text == "m-7b: layers 7-9 are held by no node, so it cannot answer"
 
 
+def test_a_call_that_its_asker_got_wrong_is_no_problem_of_the_mesh_and_an_old_one_has_passed() -> None:
+    failed = canned.call(400, "pinned", (canned.A,), "failed", error_code="node_failed", accepted_at=canned.NOON - 60)
+
+    def problems(**more: object) -> list[str]:
+        return [p.view for p in find_problems(replace(canned.empty(), calls=(replace(failed, **more),)))]
+
+    assert problems() == ["calls"]
+    assert problems(error_code=None) == ["calls"]
+    for code in ("invalid_request", "bad_route", "context_length_exceeded", "not_found", "forbidden"):
+        assert problems(error_code=code) == []
+    assert problems(accepted_at=canned.NOON - 1000) == []
+
+
 def test_an_empty_mesh_has_no_problem() -> None:
     assert find_problems(canned.empty()) == ()
 

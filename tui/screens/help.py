@@ -13,42 +13,51 @@ from tui.widgets.lines import Lines
 
 SIGNS: tuple[Line, ...] = (
     line(
-        (" + proven ", "good"),
-        ("learned from real calls   ", "dim"),
+        (" + good, proven   ", "good"),
         ("? unsampled ", "accent"),
-        ("only a prior", "dim"),
-    ),
-    line(
-        (" ~ stale ", "warn"),
-        ("not measured for a while   ", "dim"),
-        ("v decayed ", "dim"),
-        ("as good as forgotten", "dim"),
-    ),
-    line(
-        (" x not now ", "dim"),
-        ("remembered, no candidate in this topology   ", "dim"),
+        ("only a prior   ", "dim"),
         ("* ", "accent"),
-        ("next scout", "dim"),
+        ("next scout   ", "dim"),
+        ("o loading", "accent"),
+    ),
+    line(
+        (" ~ suspect, stale ", "warn"),
+        ("not heard or measured for a while   ", "dim"),
+        ("v draining, decayed ", "dim"),
+        ("fading", "dim"),
+    ),
+    line(
+        (" ! wrong: ejected, a problem ", "bad"),
+        ("(n goes there)   ", "dim"),
+        ("x failed, ", "bad"),
+        ("gone, or no route now", "dim"),
     ),
     line(
         (" calls: ", "dim"),
-        "E exploit  S scout  P pinned  G greedy-fallback  . running  - cancelled  ",
-        ("x failed", "bad"),
+        "E exploit  S scout  P pinned  G greedy-fallback  . running  - cancelled",
     ),
 )
+"""Every sign that stands beside a word or for one."""
+VIEW_KEYS = [str(number) for number in range(1, 8)]
 
 
 def binding_lines(bindings: Sequence[Binding], width: int) -> list[Line]:
     """``key  what it does``, in two columns where there is room."""
-    pairs: list[Line] = []
+    views = [binding.description for binding in bindings if binding.key in VIEW_KEYS]
+    pairs: list[Line] = [_pair(f"1-{len(views)}", f"{views[0]} to {views[-1]}")] if views else []
     for binding in bindings:
-        keys = ", ".join(key_name(key) for key in binding.key.split(","))
-        pairs.append(line("  ", *fit(((binding.key_display or keys, "key"),), 15), (binding.description, "")))
+        if binding.key not in VIEW_KEYS:
+            keys = ", ".join(key_name(key) for key in binding.key.split(","))
+            pairs.append(_pair(binding.key_display or keys, binding.description))
     if width < 76:
         return pairs
     half = (len(pairs) + 1) // 2
     right = [*pairs[half:], *([()] * (half * 2 - len(pairs)))]
     return [(*fit(a, width // 2), *b) for a, b in zip(pairs[:half], right, strict=True)]
+
+
+def _pair(keys: str, words: str) -> Line:
+    return line("  ", *fit(((keys, "key"),), 15), (words, ""))
 
 
 NAMES = {
@@ -89,12 +98,15 @@ class HelpScreen(ModalScreen[None]):
 
     def _draw(self) -> None:
         block = self.query_one("#help", Lines)
-        width = max(1, block.size.width)
-        said: list[Line] = [ruler("keys", width, "esc back")]
-        for title, bindings in self._sections:
-            said += [(), line((f" {title}", "title")), *binding_lines(bindings, width)]
-        said += [(), line((" Signs", "title")), *SIGNS]
-        block.put(said)
+        width, height = max(1, block.size.width), block.size.height
+        parts = [(title, binding_lines(bindings, width)) for title, bindings in self._sections]
+        parts.append(("Signs", list(SIGNS)))
+        airy = 1 + sum(len(lines) + 2 for _, lines in parts) <= height
+        said: list[Line] = []
+        for title, lines in parts:
+            said += [*([()] if airy else []), line((f" {title}", "title")), *lines]
+        tail = "esc back" if len(said) < height else "up down scroll, esc back"
+        block.put([ruler("keys", width, tail), *said])
 
     def action_back(self) -> None:
         self.dismiss()

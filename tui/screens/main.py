@@ -82,6 +82,9 @@ class MainScreen(Screen[None]):
     def on_resize(self) -> None:
         self.call_after_refresh(self.console.redraw)
 
+    def on_descendant_focus(self) -> None:
+        self.draw_frame(self.console.shown)  # Other keys work now.
+
     @property
     def console(self) -> ConsoleApp:
         return cast("ConsoleApp", self.app)
@@ -128,6 +131,11 @@ class MainScreen(Screen[None]):
         return link.error if link.failures and (shown is None or self.active_name != "chat") else ""
 
     def _keys(self) -> Line:
+        """What the keys do now; while one types they are text, and only those with ctrl do more."""
+        if isinstance(self.focused, Entry):
+            at_filter = self.focused.id == "filter"
+            pairs = [("enter", "keep"), ("esc", "clear")] if at_filter else [*self.active.key_words]
+            return frame.key_line([*pairs, ("ctrl+p", "cmd"), ("ctrl+q", "quit")], self.size.width)
         pairs = [(name, word) for name, word in self.active.key_words]
         pairs += [("/", "filter")] if isinstance(self.active, TableView) else []
         pairs += [(":", "cmd"), ("q", "quit"), (key_name("question_mark"), "help")]

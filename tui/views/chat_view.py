@@ -11,13 +11,12 @@ from textual.containers import Horizontal, Vertical
 from textual.worker import Worker
 
 from meshnet.domain.errors import InvalidRequest
-from meshnet.domain.routing import POLICY_NAMES
 from meshnet.wire.routing import CandidateMessage
-from tui.chat import AUTO, Choice, messages, race_verdict, to_markdown
+from tui.chat import AUTO, head_line, messages, race_verdict, to_markdown
+from tui.chat_choices import choice_named, choices_of, pin
 from tui.chat_settings import DRAWN_SEEDS, ChatSettings, Where, is_command, read_command
-from tui.draw import numbers
-from tui.draw.spans import Line, cut, line, span, visible
-from tui.model import Shown, candidates, label_of
+from tui.draw.spans import Line, cut
+from tui.model import Shown, candidates
 from tui.screens import menu
 from tui.source import ChatAsk
 from tui.widgets.entry import Entry
@@ -73,7 +72,7 @@ class ChatView(Vertical):
         if self.is_streaming:
             return [("esc", "stop")]
         if self.is_writing:
-            return [("enter", "send"), ("esc", "keys")]
+            return [("enter", "send"), ("esc", "keys"), (":", "settings")]
         return [
             ("i", "write"),
             ("p", "route"),
@@ -114,7 +113,7 @@ class ChatView(Vertical):
     def take_route(self, shown: Shown, row: CandidateMessage, race: bool) -> None:
         """Pin the first lane, or start a race against auto, from the routing table."""
         self.shown = shown
-        choice = _pin(shown, row)
+        choice = pin(shown, row)
         self.model_key = next(
             model.model_key for model, c in candidates(shown.snapshot) if c.signature == row.signature
         )
@@ -125,7 +124,7 @@ class ChatView(Vertical):
     def _draw(self) -> None:
         self.set_class(self.is_streaming, "-streaming")
         width = max(1, self.size.width)
-        self.query_one("#chat-head", Lines).put([self._head(width)])
+        self.query_one("#chat-head", Lines).put([cut(self._head(), width)])
         for lane, name in zip(self.query(Lane), "AB", strict=True):
             if lane.display:
                 lane.show(self.shown, name if self.racing else "route")
@@ -133,25 +132,11 @@ class ChatView(Vertical):
         if self.racing and first.turns and second.turns:
             self.query_one("#verdict", Lines).put([cut(race_verdict(first.turns[-1], second.turns[-1]), width)])
 
-    def _head(self, width: int) -> Line:
-        state = ("  streaming", "accent") if self.is_streaming else ("", "")
+    def _head(self) -> Line:
+        turns = self.query_one("#lane-a", Lane).turns
         ready = self.shown and any(m.id == self.model_key and m.ready for m in self.shown.snapshot.models)
-        model = span(self.model_key or "no model", "strong" if ready else "warn")
-        warn = ("" if ready else "  not every layer is held", "warn")
-        said = line((" model ", "dim"), model, *self._settings_spans(), state, warn)
-        return cut(said, width)
-
-    def _settings_spans(self) -> Line:
-        """The seed is that of the last question where one was drawn: what it needs to be asked again."""
-        settings, turns = self.settings, self.query_one("#lane-a", Lane).turns
-        drawn = f"{turns[-1].seed} (random)" if turns and turns[-1].seed is not None else "random"
-        return line(
-            ("  temperature ", "dim"),
-            f"{settings.temperature:g}" if settings.temperature else "0 (greedy)",
-            ("  seed ", "dim"),
-            drawn if settings.seed is None else str(settings.seed),
-            ("  max_tokens ", "dim"),
-            "auto" if settings.max_tokens is None else str(settings.max_tokens),
+        return head_line(
+            self.model_key, bool(ready), self.settings, turns[-1].seed if turns else None, self.is_streaming
         )
 
     def _while_streaming(self) -> None:
@@ -192,12 +177,7 @@ class ChatView(Vertical):
                 raise InvalidRequest(f"there is no model {where.name!r}: {', '.join(models) or 'none is served'}")
             self._take_model(where.name)
             return
-        offered = list(_choices(self.shown, self.model_key).values()) if self.shown else [(AUTO, "")]
-        wanted = {"auto": "auto", "policy": f"policy {where.name}", "route": f"pinned {where.name}"}
-        label = wanted["auto"] if where.name == "auto" else wanted[where.kind]
-        found = next((choice for choice, _ in offered if choice.label == label), None)
-        if found is None:
-            raise InvalidRequest(f"there is no route {where.name!r}: p lists them")
+        found = choice_named(self.shown, self.model_key, where)
         self.query_one("#lane-a", Lane).choice = found
 
     def _ask(self, prompt: str, seed: int | None = None) -> None:
@@ -303,7 +283,7 @@ class ChatView(Vertical):
     def action_pick(self, which: str, then_b: bool = False) -> None:
         if self.shown is None:
             return
-        choices = _choices(self.shown, self.model_key)
+        choices = choices_of(self.shown, self.model_key)
         title = {"a": "ROUTE A OF THE RACE" if then_b else "ROUTE", "b": "ROUTE B OF THE RACE"}[which]
         offered = [menu.Choice(key, f"{choice.label:<40} {text}", text) for key, (choice, text) in choices.items()]
 
@@ -329,21 +309,3 @@ class ChatView(Vertical):
     def as_markdown(self) -> str:
         """Both lanes' conversations, for export."""
         return "\n\n".join(to_markdown(lane.turns, self.model_key) for lane in self.lanes)
-
-
-def _pin(shown: Shown, row: CandidateMessage) -> Choice:
-    return Choice(tuple(hop.node_id for hop in row.hops), f"pinned {label_of(shown, row.signature)}")
-
-
-def _choices(shown: Shown, model_key: str) -> dict[str, tuple[Choice, str]]:
-    """Auto, the policies, and every candidate of this model, fastest first."""
-    found: dict[str, tuple[Choice, str]] = {"auto": (AUTO, "as the tracker decides")}
-    for policy in POLICY_NAMES:
-        found[f"policy:{policy}"] = (Choice(label=f"policy {policy}", policy=policy), "for this question only")
-    rows = [row for model, row in candidates(shown.snapshot) if model.model_key == model_key and row.current]
-    for row in sorted(rows, key=lambda row: -(row.learned_tps or 0)):
-        text = (
-            f"{visible(row.status)}, learned {numbers.tps(row.learned_tps)}, prior {numbers.tps(row.prior_tps)} tok/s"
-        )
-        found[row.signature] = (_pin(shown, row), text)
-    return found
