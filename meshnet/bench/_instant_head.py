@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import aiohttp
 from aiohttp import web
@@ -32,8 +33,9 @@ MODEL = "bench-model"
 N_LAYERS = 30
 PROMPT_IDS = (1, 2, 3, 4, 5, 6, 7, 8)
 HEARTBEAT_S = 4.0
-AT_ONCE = 8
-"""Heartbeats on the way: one after the other they would take longer than the interval on a busy machine."""
+AT_ONCE = 4
+"""Heartbeats on the way: one after the other they would take longer than the interval on a busy machine. The nodes take
+turns over the interval, as machines that were started apart."""
 PLAIN = "/plain"
 _BOOT = secrets.token_hex(12)
 
@@ -151,11 +153,13 @@ async def main(argv: Sequence[str]) -> int:
         tasks = Tasks("free nodes")
         stack.push_async_callback(tasks.close)
 
-        async def beat() -> None:
-            for start in range(0, len(nodes), AT_ONCE):
-                await asyncio.gather(*(node.beat() for node in nodes[start : start + AT_ONCE]), return_exceptions=True)
+        turns = cycle([nodes[start : start + AT_ONCE] for start in range(0, len(nodes), AT_ONCE)])
+        between_s = HEARTBEAT_S * AT_ONCE / len(nodes)
 
-        await tasks.start(every(beat, lambda: HEARTBEAT_S, "heartbeats"), "heartbeats")
+        async def beat() -> None:
+            await asyncio.gather(*(node.beat() for node in next(turns)), return_exceptions=True)
+
+        await tasks.start(every(beat, lambda: between_s, "heartbeats"), "heartbeats")
     return 0
 
 
