@@ -288,7 +288,7 @@ class Health(Struct, frozen=True):
     status: str
     version: str = ""
     wallet: str = ""
-    """Of a tracker's own key: a relay is told whose tickets to take. Of a node's: who dials it back knows who answers."""
+    """Of a tracker's own key: a relay is told whose tickets to take. Of a node's: whom a dial-back found."""
     uptime_s: float = 0.0
     """Seconds since a tracker began; 0 where it is not said."""
 

@@ -275,8 +275,9 @@ async def test_one_address_holds_so_many_connections_open() -> None:
         held[0].close()
         await held[0].wait_closed()
         assert any([await is_open(server) for _ in range(20)]), "one went, another comes in"
-    for profile, fields in (("lan", {}), ("exposed", {"proxies": (ip_network("127.0.0.0/8"),)})):
-        async with guarded(profile, connections_per_address=1, **fields) as server:
+    behind_proxy = guarded("exposed", connections_per_address=1, proxies=(ip_network("127.0.0.0/8"),))
+    for others in (guarded("lan", connections_per_address=1), behind_proxy):
+        async with others as server:
             assert [await is_open(server) for _ in range(3)] == [True] * 3, "a proxy's are not one host's"
     for writer in held:
         writer.close()
