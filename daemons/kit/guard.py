@@ -128,6 +128,8 @@ class Guard:
 
     async def _read(self, request: web.Request) -> bytes:
         """The whole body, which aiohttp keeps for the handler. Raises InvalidRequest(code="slow_body")."""
+        if request.content.is_eof():  # It came with the headers, as a short one does.
+            return await request.read()
         limit_s = RAW_BODY_S if _canonical(request) in _RAW_BODIES else self.body_s
         try:
             async with asyncio.timeout(limit_s):
@@ -207,7 +209,7 @@ def guarding(guard: Guard) -> Middleware:
 
 def _hints(guard: Guard, error: MeshnetError) -> dict[str, str]:
     """What a refused caller needs for doing it right."""
-    if error.code in ("unsigned", "wrong_tracker") and guard.tracker:
+    if error.code in ("unsigned", "wrong_tracker", "signature_expired") and guard.tracker:
         return {TRACKER_HEADER: guard.tracker}
     return {"WWW-Authenticate": "Bearer"} if error.code == "unauthorized" else {}
 

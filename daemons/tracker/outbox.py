@@ -56,7 +56,8 @@ class Outbox:
         if not self._texts and self._end is None:
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
             except TimeoutError:
                 return None
         return self._take() if self._texts else self._end
