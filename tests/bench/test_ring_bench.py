@@ -22,7 +22,7 @@ ONE_WAY_MS = 20.0
 def test_a_token_takes_a_trip_a_hop_and_no_way_back(tmp_path: Path, real_store: Store) -> None:
     need_namespaces()
     (tmp_path / "models").symlink_to(real_store.root)
-    command = [sys.executable, "-m", "meshnet.bench", "ring", "--json", "--rounds", "3", "--tokens", "24"]
+    command = [sys.executable, "-m", "meshnet.bench", "ring", "--json", "--rounds", "2", "--tokens", "16"]
     environ = {**os.environ, "MESHNET_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
