@@ -82,6 +82,8 @@ class Guard:
     """Whether a ticket is good for ``forward`` and ``files`` here."""
     on_clock_off: Callable[[Wallet, float], None] = lambda wallet, age_s: None
     """Hears of wallets whose signatures hold but are so many seconds old, or (negative) not made yet."""
+    settle: Callable[[float], bool] = lambda age_s: False
+    """Whether our clock is set anew, so that a signature of this age is of now."""
     body_s: float = BODY_S
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     nonces: Nonces = field(default_factory=Nonces)
@@ -170,13 +172,17 @@ class Guard:
             body,
             self.tracker,
             now=self.wall(),
-            on_clock_off=self.on_clock_off,
+            on_clock_off=self._clock_off,
         )
         node_id = request.match_info.get("node_id")
         if node_id is not None and parse_node_id(node_id)[0] != signed.wallet:
             raise Forbidden(f"{node_id} is not {signed.wallet}'s.", code="not_yours")
         self.nonces.spend(signed.wallet, signed.nonce, self.now())
         return signed
+
+    def _clock_off(self, wallet: Wallet, age_s: float) -> None:
+        if not self.settle(age_s):
+            self.on_clock_off(wallet, age_s)
 
 
 _CALLER = web.RequestKey("caller", Caller)

@@ -24,7 +24,7 @@ import aiohttp
 from aiohttp import web
 
 from daemons.kit import config, host, logs
-from daemons.kit.clock import wall_clock
+from daemons.kit.clock import SteadyClock, wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, guarded_names
@@ -87,7 +87,7 @@ class Peers:
 
     trust: Trust
     http: aiohttp.ClientSession
-    wall: Callable[[], float]
+    wall: SteadyClock
     """Unix seconds, for all that is compared with others' clocks."""
 
 
@@ -170,7 +170,7 @@ async def serve_until(stop: Stop, settings: NodeSettings) -> None:
     """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
     measured, gone within 5 s. Moving to other layers is another process in the same place."""
     wallet = open_wallet(state_root(os.environ) / "nodes" / settings.name)
-    wall = wall_clock(os.environ)
+    wall = SteadyClock(wall_clock(os.environ), time.monotonic)
     trust = Trust(wall, required=settings.profile != "local")
     connector = MeshConnector(wallet, trust.ticket_for, settings.check_address, limit=0)
     async with (
@@ -243,7 +243,9 @@ async def make_plan(settings: NodeSettings, client: Client, wallet: WalletKey, p
     folder = state_root(os.environ) / "nodes" / settings.name
     store = Store(store_root(os.environ))
     hardware = host.hardware_profile(folder)
-    credentials = Credentials(settings.join_token, RequestSigner(wallet.private, peers.wall, draw_nonce))
+    credentials = Credentials(
+        settings.join_token, RequestSigner(wallet.private, peers.wall, draw_nonce, peers.wall.settle)
+    )
     tracker = TrackerClient(client, settings.tracker, credentials)
 
     def dial(url: str) -> FileSource:

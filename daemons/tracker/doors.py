@@ -17,8 +17,14 @@ from meshnet.domain.keys import KeyRing
 from meshnet.wire import access
 
 
-def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Callable[[], KeyRing]) -> Guard:
-    """The rules of ``config.profile``."""
+def make_guard(
+    config: TrackerConfig,
+    identity: Identity,
+    clock: Clock,
+    keys: Callable[[], KeyRing],
+    settle: Callable[[float], bool] = lambda age_s: False,
+) -> Guard:
+    """The rules of ``config.profile``. Signatures are as old as ``clock.wall`` says; ``settle`` as the guard's."""
     has_any_name = config.profile != "local" and not config.public_names
     return Guard(
         config.profile,
@@ -30,6 +36,7 @@ def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Ca
         names=None if has_any_name else guarded_names(config.host, config.public_names),
         join_allow=config.allowed_wallets(),
         proxies=config.proxies(),
+        settle=settle,
     )
 
 

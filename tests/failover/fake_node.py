@@ -19,7 +19,7 @@ from random import Random
 import aiohttp
 
 from daemons.kit import host, logs
-from daemons.kit.clock import wall_clock
+from daemons.kit.clock import SteadyClock, wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.guard import Guard
 from daemons.kit.proof import Prover
@@ -84,7 +84,7 @@ async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
     if (point := fail_point_of(os.environ)) is not None:
         engine = FailingEngine(engine, point)
     async with contextlib.AsyncExitStack() as stack:
-        wall = wall_clock(os.environ)
+        wall = SteadyClock(wall_clock(os.environ), time.monotonic)
         trust = WitnessingTrust(wall, home / f"{args.name}{ENDING}") if args.strict else Trust(wall, required=False)
         connector = MeshConnector(wallet, trust.ticket_for, limit=0)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, trust_env=False))
@@ -101,7 +101,7 @@ async def serve_until(stop: Stop, args: argparse.Namespace) -> None:
         said = Advertised(
             args.name, args.advertise or site.url, host.hardware_profile(folder), args.kv_budget, 1 << 30, 0, 0
         )
-        signer = RequestSigner(wallet.private, wall, draw_nonce)
+        signer = RequestSigner(wallet.private, wall, draw_nonce, wall.settle)
         tracker = TrackerClient(client, args.tracker, Credentials(signer=signer))
         means = Means(wallet, args.name, trust.trackers, plain, Random(), time.monotonic, wall)
         uplinks = Uplinks(means, lambda: announcer.wake())
