@@ -9,6 +9,7 @@ from meshnet.domain.coverage import (
     coverage_map,
     layer_depths,
     layer_ranges,
+    shard_depths,
     uncovered_layers,
 )
 from meshnet.domain.ids import ModelKey, Revision, Wallet, make_node_id
@@ -103,3 +104,10 @@ def test_removing_a_node_opens_exactly_what_was_foretold(pairs):
         after = coverage_map([n for n in nodes if n is not gone], MODEL, 10)
         opened = {i for i in range(10) if before.depths[i] and not after.depths[i]}
         assert before.uncovered_by_loss(gone.node_id) == layer_ranges(opened)
+
+
+@given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15)).map(sorted), max_size=12))
+def test_depths_count_every_shard_on_every_layer_that_the_model_has(ranges):
+    shards = [Shard(start, end) for start, end in ranges]
+    expected = [sum(layer in shard for shard in shards) for layer in range(10)]
+    assert shard_depths(shards, 10) == expected

@@ -7,7 +7,7 @@ import pytest
 from daemons.tracker.fleet import GRACE_S, REMEMBER_S, Change, Fleet
 from daemons.tracker.twins import QUIET_S, WITHIN_S
 from meshnet.domain.errors import Conflict, EpochChanged, InvalidRequest, NotFound
-from meshnet.domain.ids import Wallet
+from meshnet.domain.ids import NodeId, Wallet
 from meshnet.wire.messages import HeartbeatRequest
 from tests.tracker.running import MODEL, claim, node_id_of, public_key
 
@@ -207,6 +207,13 @@ def test_heartbeats_keep_a_lease_for_hours(watched: Watched) -> None:
 def test_model_is_remembered_for_a_while_after_its_last_node(watched: Watched) -> None:
     watched.fleet.register(claim(1, 0, 14))
     watched.fleet.leave(node_id_of(1, 0, 14))
-    assert watched.fleet.model_keys() == [MODEL]
+    assert watched.fleet.model_keys() == [MODEL] and watched.fleet.knows(MODEL)
     watched.clock.time += REMEMBER_S + 1
-    assert watched.fleet.model_keys() == []
+    assert watched.fleet.model_keys() == [] and not watched.fleet.knows(MODEL)
+
+
+def test_names_and_models_of_live_nodes_are_found_by_key(watched: Watched) -> None:
+    watched.fleet.register(claim(1, 0, 14))
+    assert watched.fleet.knows(MODEL) and not watched.fleet.knows("another")
+    assert watched.fleet.name_of(NodeId(node_id_of(1, 0, 14))) == "n1"
+    assert watched.fleet.name_of(NodeId(node_id_of(2, 0, 14))) == ""
