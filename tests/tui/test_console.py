@@ -13,6 +13,7 @@ from tests.tui.apps import Clock, console, table_view
 from tests.tui.pictures import fall_silent
 from tests.tui.rest import feed, press, settle
 from tests.tui.screen_text import text_of
+from tui.widgets.lines import Lines
 
 replace = msgspec.structs.replace
 
@@ -177,3 +178,22 @@ async def test_export_writes_what_is_shown_without_prompts(tmp_path: Path, monke
     assert '"call-01j9z000400"' in text
     assert "paged attention" not in text
     assert str(path) in app.message
+
+
+async def test_what_changed_while_it_was_hidden_is_drawn_when_it_comes_back() -> None:
+    app = console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert app.main is not None
+        pane = app.main.query_one("#routing .pane", Lines)
+        assert pane.lines
+        await press(pilot, "6")
+        await feed(pilot, canned.mesh())
+        app.main.switch("routing")
+        app.screen._refresh_layout()  # The first picture of it, before anything is asked to redraw.
+        inside = pane.content_region.translate(-pane.region.offset)
+        kept = [strip.text for strip in pane.render_lines(inside)]
+        assert inside.height > 5
+        assert kept == [pane.render_line(y).text for y in range(inside.height)]
+        await settle(pilot)
+        assert "why a100-1" in text_of(app)

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from meshnet.bench._canned_tracker import CannedTracker
 from meshnet.bench._terminal import Terminal
-from tests.tui.debian import need
+from tests.tui.sshd import Server, sshd
 from tests.tui.terminal_text import screen_of
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 40
 SFTP_INIT = b"\x00\x00\x00\x05\x01\x00\x00\x00\x03"
 """Version 3; a server answers its own."""
-
-
-@dataclass
-class Server:
-    """One sshd of this test's own keys; ``key`` may do anything, ``forced`` gives the console only."""
-
-    port: int
-    key: Path
-    forced: Path
-
-    def ssh(self, key: Path, *words: str, tty: bool = True, environ: str = "") -> list[str]:
-        options = ["-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-q"]
-        options += ["-o", "IdentitiesOnly=yes", "-i", str(key), "-p", str(self.port)]
-        return ["ssh", *options, *(["-tt"] if tty else []), f"{getpass.getuser()}@127.0.0.1", environ, *words]
 
 
 @pytest.fixture(scope="module")
@@ -48,40 +30,9 @@ def tracker() -> Iterator[CannedTracker]:
 
 @pytest.fixture(scope="module")
 def server(tracker: CannedTracker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    sshd, _ = need("sshd", "openssh-server"), need("ssh", "openssh-client")
-    folder = tmp_path_factory.mktemp("sshd")
-    for name in ("host", "key", "forced"):
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(words, check=True)
     console = f"cd {Path.cwd()} && MESHNET_TRACKER={tracker.url} LANG=C.UTF-8 {sys.executable} -m tui --read-only"
-    keys = [
-        (folder / "key.pub").read_text(),
-        f'restrict,pty,command="{console}" ' + (folder / "forced.pub").read_text(),
-    ]
-    (folder / "authorized_keys").write_text("".join(keys))
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port = door.getsockname()[1]
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
-        f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        "PrintMotd no\nPrintLastLog no\nSubsystem sftp internal-sftp\n"
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)
-    process = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 10
-        while time.monotonic() < until and not answers(port):
-            time.sleep(0.05)  # Nothing says when sshd listens; asking it is the only way.
-        yield Server(port, folder / "key", folder / "forced")
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as door:
-        return door.connect_ex(("127.0.0.1", port)) == 0
+    with sshd(tmp_path_factory.mktemp("sshd"), console) as served:
+        yield served
 
 
 def remote(server: Server, tracker: CannedTracker, locale: str) -> list[str]:
@@ -139,9 +90,8 @@ def test_the_forced_account_gets_the_console_and_nothing_else(
     )  # fmt: skip
     assert "root:" not in done.stdout
     assert "needs a terminal" in done.stderr
-    forward = ["ssh", *server.ssh(server.forced, tty=False)[1:-2], "-N", "-o", "ExitOnForwardFailure=yes"]
     denied = subprocess.run(
-        [*forward, "-R", "0:127.0.0.1:1", f"{getpass.getuser()}@127.0.0.1"],
+        server.forward(server.forced),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert denied.returncode != 0

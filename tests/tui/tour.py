@@ -1,7 +1,8 @@
-"""A tour of the console on a real mesh, inside tmux: ``python -m tests.tui.tour HOME OUT``.
+"""A tour of the console on a real mesh, inside tmux: ``python -m tests.tui.tour HOME OUT [COMMAND ...]``.
 
 HOME is the home of a running mesh (``MESHNET_HOME=HOME meshnet up``) whose tracker this may kill and start again. Each
-step asserts what an operator must see and writes the screen as text to OUT.
+step asserts what an operator must see and writes the screen as text to OUT. COMMAND shows the console in tmux's place:
+``ssh -tt host meshnet console``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,13 @@ PATIENCE_S = 90.0
 class Tour:
     """One console on one mesh."""
 
-    def __init__(self, home: Path, out: Path) -> None:
+    def __init__(self, home: Path, out: Path, through: Sequence[str] = ()) -> None:
+        """``through`` is a command line that shows the console by itself, as ssh does; without it tmux does."""
         self.home, self.out = home, out
         self.run = json.loads((home / "run" / "tracker.json").read_text())
-        environ = {"MESHNET_HOME": str(home), "TERM": "xterm-256color", "PATH": os.environ["PATH"]}
-        environ["LANG"] = os.environ.get("TOUR_LANG", "C.UTF-8")
-        tmux = ["tmux", "-S", str(out / "tmux.socket"), "-f", "/dev/null", "new-session", "-x", "120", "-y", "40"]
-        # No bar of tmux's own: the console has the whole screen.
-        console = f"tmux set status off; tmux set -s escape-time 10; exec {sys.executable} -m tui"
-        self.terminal = Terminal([*tmux, console], environ, 120, 40)
-        self.screen = Watched(self.terminal, whole_updates=False)
+        environ = {"MESHNET_HOME": str(home), "TERM": "xterm-256color", "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        self.terminal = Terminal(through or in_tmux(out), environ, 120, 40)
+        self.screen = Watched(self.terminal, whole_updates=bool(through))
 
     def see(self, words: str, seconds: float = PATIENCE_S) -> float:
         """Wait until the screen shows ``words``; returns how long that took."""
@@ -67,6 +66,12 @@ class Tour:
             with urllib.request.urlopen(node["url"] + "/v1/status", timeout=5) as answer:
                 found += json.load(answer)["sessions"]
         return found
+
+
+def in_tmux(out: Path) -> list[str]:
+    """The console in a tmux of this tour's own, with the whole screen."""
+    tmux = ["tmux", "-S", str(out / "tmux.socket"), "-f", "/dev/null", "new-session", "-x", "120", "-y", "40"]
+    return [*tmux, f"tmux set status off; tmux set -s escape-time 10; exec {sys.executable} -m tui"]
 
 
 def walk(tour: Tour) -> None:
@@ -138,13 +143,12 @@ def kill_the_tracker(tour: Tour) -> None:
     print(f"FROZEN after {tour.see('FROZEN', 8.5):.1f} s")
     tour.terminal.read_for(6)
     tour.keep("frozen")
-    port = tour.run["url"].rpartition(":")[2]
-    words = [sys.executable, "-m", "daemons.tracker", "--port", port, "--name", "tracker"]
+    meshnet = [sys.executable, "-m", "meshnet.cli", "up"]
     environ = {**os.environ, "MESHNET_HOME": str(tour.home)}
-    with (tour.home / "tracker-again.log").open("ab") as log:
-        subprocess.Popen(words, env=environ, stdout=log, stderr=log, start_new_session=True)
-    until(lambda: answers(tour), tour, 30)
-    print(f"live again {tour.see('live', 8.5):.1f} s after the tracker answered")
+    with subprocess.Popen(meshnet, env=environ, cwd=tour.home, stdout=subprocess.DEVNULL) as up:
+        until(lambda: answers(tour), tour, 30)
+        print(f"live again {tour.see('live', 8.5):.1f} s after the tracker answered")
+        assert up.wait(PATIENCE_S) == 0
     tour.see("nodes 3/3", 30)
     tour.terminal.read_for(5)
     tour.keep("recovered")
@@ -158,9 +162,9 @@ def answers(tour: Tour) -> bool:
     return True
 
 
-def main(home: Path, out: Path) -> None:
+def main(home: Path, out: Path, through: Sequence[str] = ()) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tour = Tour(home, out)
+    tour = Tour(home, out, through)
     with tour.terminal as terminal:
         walk(tour)
         stop_a_stream(tour)
@@ -171,4 +175,4 @@ def main(home: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -118,8 +118,8 @@ class TableView(Vertical):
 
     def _draw_pane(self) -> None:
         pane = self.query_one(".pane", Lines)
-        if self.shown is not None and pane.display:
-            pane.put(self.spec.pane(self.shown, self.table.cursor_key, max(1, pane.size.width)))
+        if self.shown is not None and pane.display and pane.size.width:  # Without a width nothing can be wrapped yet.
+            pane.put(self.spec.pane(self.shown, self.table.cursor_key, pane.size.width))
 
     def _draw_summary(self) -> None:
         if self.shown is None:

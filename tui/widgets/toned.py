@@ -27,6 +27,10 @@ class Toned(Widget):
             segments.append(Segment(text, base + (over or self.style_of(tone)) if over or tone else base))
         return Strip(Segment.simplify(segments), width)
 
+    def on_hide(self) -> None:
+        """A hidden widget has no cells that could change: all of it is drawn when it comes back."""
+        self.refresh()
+
     def style_of(self, name: str) -> Style:
         return self.get_component_rich_style(f"tone--{name}", partial=True)
 
