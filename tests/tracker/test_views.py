@@ -94,6 +94,28 @@ async def test_actual_shares_are_of_the_calls_and_unknown_before_any(running: Ru
     assert (rows[head.node_id].actual_share, rows[other.node_id].actual_share) == (0.75, 0.25)
 
 
+async def test_spread_is_shown_from_the_second_sample_on(running: Running) -> None:
+    await running.head(1)
+    await running.client.ask(body())
+    (row,) = (await running.client.routing(MODEL)).models[0].candidates
+    assert row.learned_tps and row.spread_tps is None
+    await running.client.ask(body())
+    (row,) = (await running.client.routing(MODEL)).models[0].candidates
+    assert row.spread_tps and row.learned_tps and row.samples == 2
+
+
+async def test_with_learning_off_the_table_says_what_is_used() -> None:
+    async with run_tracker(route_learning=False) as running:
+        await running.head(1)
+        await running.head(2, benchmark_tokens_per_sec=50.0)
+        answer = await running.client.ask(body())
+        table = await running.client.routing(MODEL)
+        assert table.config.policy == answer.meshnet["mode"] == "greedy-fallback"
+        shares = {row.signature: row.expected_share for row in table.models[0].candidates}
+        assert shares[answer.meshnet["route"]] == 1.0 and len(shares) == 2 and sum(shares.values()) == 1.0
+        assert not any(row.next_scout for row in table.models[0].candidates)
+
+
 async def test_explain_says_what_and_why_without_a_call(running: Running) -> None:
     await running.head(1)
     await running.client.register(claim(2, 0, 14, state="loading"))
