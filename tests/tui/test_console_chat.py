@@ -90,6 +90,10 @@ async def test_esc_stops_the_stream_and_closes_it() -> None:
         await press(pilot, "escape")
         await wait_for(lambda: source.closed_chats == 1, pilot)
         assert lane(app).turns[-1].finish == "stopped"
+        source.gate.set()
+        await settle(pilot)
+        assert app.message == "stopped"
+        assert "  stopped" in text_of(app)
 
 
 async def test_an_answer_that_breaks_is_kept_and_explained() -> None:

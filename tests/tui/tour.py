@@ -123,7 +123,7 @@ def stop_a_stream(tour: Tour) -> None:
     took = time.monotonic() - began
     print(f"no session left after {took:.2f} s")
     assert took < 1.5, took
-    tour.see("stopped")
+    tour.see("  stopped", 10)  # Under the answer, not only on the line of problems.
     tour.keep("stopped")
 
 

@@ -8,7 +8,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
-from textual.worker import Worker
+from textual.worker import Worker, WorkerState
 
 from meshnet.domain.errors import InvalidRequest
 from meshnet.wire.routing import CandidateMessage
@@ -216,7 +216,7 @@ class ChatView(Vertical):
     @on(Worker.StateChanged)
     def _ended(self, event: Worker.StateChanged) -> None:
         if event.worker.group == "chat" and event.worker.is_finished:
-            if event.worker.error is not None:
+            if event.state is WorkerState.ERROR:  # One that was stopped carries an error too.
                 self.console.say(f"chat failed: {event.worker.error}")
             self._draw()
             self.console.action_refresh_now()
