@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from meshnet.wire.status import Snapshot
 from tests.tui.canned import CannedSource
 from tui.app import ConsoleApp
+from tui.widgets.lines import Lines
 
 PATIENCE_S = 60.0
 """Longer than this nothing takes on any machine: then the test fails and says what did not come."""
@@ -48,6 +49,10 @@ async def _handled(pilot: Pilot[None]) -> None:
 def _waits_for(app: ConsoleApp) -> str:
     """What has been asked and not been answered."""
     source = app.source
+    if app.main is None or not app.main.is_mounted or not app.main.query("#header"):
+        return "the main screen"
+    if not app.main.query_one("#header", Lines).lines:
+        return "its first picture"
     if app.shown is None and not app.poller.link.failures:
         return "the first poll"
     if isinstance(source, CannedSource) and not source.events_told:
@@ -63,6 +68,10 @@ def _is_drawn(app: ConsoleApp) -> bool:
     pumps = [app, *screen.walk_children(with_self=True)]
     if app._batch_count or any(pump.message_queue_size or pump._next_callbacks for pump in pumps):
         return False
+    if any(
+        widget._layout_required or widget._repaint_required for widget in screen.walk_children() if widget.is_running
+    ):
+        return False  # It tells the screen when it is idle next.
     due = (screen._layout_required, screen._scroll_required, screen._repaint_required, screen._recompose_required)
     return not any(due) and not screen._dirty_widgets and not screen._callbacks
 

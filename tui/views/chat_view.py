@@ -139,6 +139,10 @@ class ChatView(Vertical):
             self.model_key, bool(ready), self.settings, turns[-1].seed if turns else None, self.is_streaming
         )
 
+    def on_resize(self) -> None:
+        """It comes up, or is as wide as it was not: only now its lines have a width."""
+        self.call_after_refresh(self._draw)
+
     def _while_streaming(self) -> None:
         if self.is_streaming or self.has_class("-streaming"):
             self._draw()
