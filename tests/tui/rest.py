@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from textual.events import Key
 from textual.pilot import Pilot
+from textual.widget import Widget
 
 from meshnet.wire.status import Snapshot
 from tests.tui.canned import CannedSource
@@ -69,7 +70,9 @@ def _is_drawn(app: ConsoleApp) -> bool:
     if app._batch_count or any(pump.message_queue_size or pump._next_callbacks for pump in pumps):
         return False
     if any(
-        widget._layout_required or widget._repaint_required for widget in screen.walk_children() if widget.is_running
+        widget._layout_required or widget._repaint_required
+        for widget in screen.walk_children(Widget)
+        if widget.is_running
     ):
         return False  # It tells the screen when it is idle next.
     due = (screen._layout_required, screen._scroll_required, screen._repaint_required, screen._recompose_required)
