@@ -44,6 +44,10 @@ class Try:
     """Decoded tokens whose deltas carried hop timings. The first delta's are the prompt's and are left out."""
     hop_us: list[list[int]] = field(default_factory=list)
 
+    @property
+    def is_refused(self) -> bool:
+        return self.ended is not None and self.ended.kind == "refused"
+
     def add(self, delta: Delta, now: float) -> None:
         is_first = self.first_at is None
         self.first_at = now if self.first_at is None else self.first_at

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from daemons.kit.tasks import Tasks
 from daemons.tracker.attempts import Attempts, Ended
+from daemons.tracker.avoided import Avoided, LeaseId
 from daemons.tracker.calls import Call, CallWall, Try
 from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
@@ -32,7 +33,7 @@ from meshnet.domain.errors import (
     NotFound,
     Overloaded,
 )
-from meshnet.domain.ids import CallId, NodeId
+from meshnet.domain.ids import CallId
 from meshnet.domain.routes import Route
 from meshnet.wire.messages import Finished, Generate, HopMessage
 from meshnet.wire.openai import ChatRequest
@@ -42,10 +43,8 @@ log = logging.getLogger(__name__)
 MAX_REROUTES = 3
 """Further attempts after the first. Each replays the prompt: a mesh this sick is better told to the client."""
 STOPPING = "This tracker is stopping; ask again in a moment."
-GONE = frozenset({"unreachable", "link_closed", "silent"})
-"""Codes that say of a node that its process, or the way to it, is not there."""
 LOOK_AGAIN_S = 0.5
-"""A node that was found gone is back by a heartbeat, which changes no route and wakes nobody: look that often."""
+"""A full node has room again, or one found gone is heard of, without any route changing: look that often."""
 
 
 class ChatService:
@@ -80,6 +79,7 @@ class ChatService:
         self._ticket_of = ticket_of
         self._retries = RetryBudget(lambda: len(wall.running))
         self._tasks = Tasks("calls")
+        self._looks = Tasks("looks")
         self._topology = asyncio.Event()
         self._ended = asyncio.Event()
         """Set with each call's end, for those who wait until none runs."""
@@ -131,10 +131,11 @@ class ChatService:
 
     async def _generate(self, call: Call) -> Finished:
         """Attempts until one finishes. Raises the error that the client is to see."""
-        avoid: set[tuple[NodeId, int]] = set()
+        avoided = Avoided()
         broken: Ended | None = None
+        since = self.now()
         while True:
-            plan, turn = await self._plan(call, avoid, broken)
+            plan, turn = await self._plan(call, avoided, broken, since)
             try:
                 ended = await self._attempt(call, plan, turn)
             finally:
@@ -143,11 +144,11 @@ class ChatService:
             if ended.finished is not None:
                 return ended.finished
             culprit = lease_of(plan, ended.culprit)
-            if ended.kind == "failed" and ended.code in GONE:
+            if avoided.add(culprit, ended):
                 self._planner.found_gone(*culprit)
             self._give_up(call, ended)
             broken = ended
-            avoid.add(culprit)
+            since = since if ended.kind == "refused" else self.now()
             self._tell(
                 call,
                 "call.rerouted",
@@ -157,17 +158,18 @@ class ChatService:
                 data={"code": ended.code, "attempt": len(call.tries), "tokens": len(call.produced)},
             )
 
-    async def _plan(self, call: Call, avoid: set[tuple[NodeId, int]], broken: Ended | None) -> tuple[Plan, Turn | None]:
+    async def _plan(self, call: Call, avoided: Avoided, broken: Ended | None, since: float) -> tuple[Plan, Turn | None]:
         """A plan, waiting for a node to appear when layers are held by none: a mesh that restarts has its nodes back
-        in seconds. A call that broke needs a turn of the retry budget as well."""
+        in seconds. A call that broke needs a turn of the retry budget as well; one that has said something already
+        waits for room too, where others are told to come back later. ``since`` it came, or broke last."""
         request = call.request
-        waits = broken is None or broken.kind == "failed"
-        give_up_at = self.now() + (self.deadlines.spare_wait_s if waits else 0.0)
+        waits = broken is None or broken.kind == "failed" or bool(call.produced)
+        give_up_at = since + (self.deadlines.spare_wait_s if waits else 0.0)
         while True:
             turn = await self._turn(call) if broken is not None else None
             topology = self._topology
             try:
-                plan = self._planner.plan(request.model, pin=request.pin, policy=request.route_policy, avoid=avoid)
+                plan = self._planner.plan(request.model, pin=request.pin, policy=request.route_policy, avoid=avoided)
                 return plan, turn
             except MeshnetError as error:
                 if turn is not None:
@@ -177,8 +179,26 @@ class ChatService:
                     raise
                 if left_s <= 0:
                     raise without_route(error, broken) from None
+            for lease in avoided.unseen():
+                self._looks.start(self._look_for(lease, avoided), f"look for {lease[0]}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(topology.wait(), min(left_s, LOOK_AGAIN_S))
+            avoided.forgive()
+
+    async def _look_for(self, lease: LeaseId, avoided: Avoided) -> None:
+        """Without this node there is no route: is it gone, or was it blamed for what broke at the other end?"""
+        node_id, epoch = lease
+        known = self._fleet.get(node_id)
+        if known is None or known.node.epoch != epoch:
+            return
+        try:
+            await self._attempts.dial(node_id, known.node.url)
+        except MeshnetError as error:
+            log.info("node is gone node=%s reason=%s", node_id, error.message)
+            return
+        avoided.take_back(lease)
+        self._planner.found_here(node_id)
+        self._wake()
 
     async def _turn(self, call: Call) -> Turn:
         """Raises DeadlineExceeded when the call's own end comes first."""
@@ -275,7 +295,9 @@ class ChatService:
                 raise DeadlineExceeded(ended.message)
             case "gone":
                 raise Overloaded(ended.message, code=ended.code)
-        if call.request.pin or len(call.tries) > MAX_REROUTES:
+        # Where nothing was said yet, refusals count as well: the client is better told to come back.
+        spent = sum(1 for attempt in call.tries if not call.produced or not attempt.is_refused)
+        if call.request.pin or spent > MAX_REROUTES:
             raise failure(ended, "the route is pinned" if call.request.pin else f"{len(call.tries)} routes were tried")
 
     def _end(self, call: Call, outcome: Literal["ok", "failed", "cancelled"], error: MeshnetError | None) -> None:
@@ -300,6 +322,9 @@ class ChatService:
         self._events.add(kind, call_id=call.call_id, model_key=call.request.model, text=text, **fields)
 
     def _on_change(self, change: Change) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
         # Each waiter waits on its own event: set once, replaced.
         self._topology.set()
         self._topology = asyncio.Event()
@@ -317,6 +342,7 @@ class ChatService:
         """New calls are refused, running ones end with an error that says why."""
         self._stopping = True
         await self._tasks.close()
+        await self._looks.close()
 
 
 def _no_such_model(model: str, fleet: Fleet) -> NotFound:

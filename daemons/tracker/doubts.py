@@ -33,6 +33,9 @@ class Doubts:
         if lease is not None and lease.node.epoch == epoch:
             self._gone[node_id] = lease.node.heard_at
 
+    def found_here(self, node_id: NodeId) -> None:
+        self._gone.pop(node_id, None)
+
     def is_gone(self, node: Node) -> bool:
         """Found gone, and not heard of since."""
         return self._gone.get(node.node_id) == node.heard_at

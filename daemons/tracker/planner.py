@@ -214,6 +214,11 @@ class Planner:
         self._forget_kept()
         self._doubts.found_gone(node_id, epoch)
 
+    def found_here(self, node_id: NodeId) -> None:
+        """It is there after all."""
+        self._forget_kept()
+        self._doubts.found_here(node_id)
+
     def is_suspect(self, node: Node) -> bool:
         """Missed heartbeats, or found gone by a call."""
         return self._doubts.is_suspect(node)

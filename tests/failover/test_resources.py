@@ -124,7 +124,7 @@ async def good_tokens_per_s(mesh: LiveMesh, clients: int, seconds: float) -> tup
 async def test_overload_keeps_goodput_and_bounds_what_is_admitted(tmp_path: Path) -> None:
     """Capacity is KV for four answers. Sixteen clients get 503 with Retry-After, and no fewer tokens in all."""
     reserve = (2 + TOKENS) * 64 * 10
-    async with open_live(tmp_path, spare_wait=0.0) as mesh:
+    async with open_live(tmp_path) as mesh:
         await thirds(mesh, step_s=0.02, kv_budget=4 * reserve)
         peak, usual, _ = await good_tokens_per_s(mesh, 4, 5.0)
         loaded, durations, refused = await good_tokens_per_s(mesh, 16, 5.0)

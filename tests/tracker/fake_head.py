@@ -130,7 +130,12 @@ class FakeHead:
         await self._http.close()
 
     async def break_links(self) -> None:
-        """As a killed process: every link ends at once."""
+        """As a line that is cut for a moment: every link ends at once."""
+        await self.links.close()
+
+    async def die(self) -> None:
+        """As a killed process: nothing listens any more, and every link ends."""
+        await self._site.close()
         await self.links.close()
 
     def _on_message(self, link: Link, message: object) -> None:

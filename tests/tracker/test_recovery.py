@@ -155,11 +155,42 @@ async def test_no_spare_ends_with_an_error_that_names_node_and_gap(running: Runn
 
     async def script(talk: Talk) -> None:
         await talk.say(1)
-        await talk.head.break_links()
+        await talk.head.die()
 
     head.script = script
     with pytest.raises(NodeFailed, match=rf"{head.node_id}.*no other route"):
         await running.client.ask(body())
+
+
+async def test_only_node_whose_line_broke_goes_on_when_it_answers_a_dial(running: Running) -> None:
+    head = await running.head(1)
+    head.script = breaking_once(3, "link")  # type: ignore[assignment]
+    assert (await running.client.ask(body())).text == whole_text(1, 8)
+    assert [g.attempt for g in head.generated] == [1, 2]
+    assert not (await running.client.nodes()).nodes[0].suspect
+
+
+async def test_answer_that_broke_waits_for_room_and_a_new_one_is_refused() -> None:
+    """The only other node is full at first: what was begun goes on there later, what was not is told to come back."""
+    async with run_tracker(spare_wait=20.0) as running:
+        broken, full = await running.head(1), await running.head(2)
+
+        async def breaks(talk: Talk) -> None:
+            await talk.say(3)
+            await talk.head.die()
+
+        async def full_at_first(talk: Talk) -> None:
+            if talk.generate.attempt < 7:
+                await talk.fail("kv_full", "no KV left")
+            else:
+                await answering(8)(talk)
+
+        broken.script, full.script = breaks, full_at_first
+        question = {**body(), "route_policy": "greedy"}
+        assert (await running.client.ask(question)).text == whole_text(1, 8)
+        assert len(full.generated) > 4
+        with pytest.raises(Overloaded, match="no KV left"):
+            await running.client.ask(body())
 
 
 async def test_spare_that_appears_in_time_goes_on() -> None:
