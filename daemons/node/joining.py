@@ -17,7 +17,6 @@ from meshnet.domain.budget import format_bytes, memory_need, usable_bytes
 from meshnet.domain.errors import (
     Conflict,
     DeadlineExceeded,
-    Forbidden,
     InvalidRequest,
     MeshnetError,
     NotFound,
@@ -31,7 +30,7 @@ from meshnet.weights.cost import model_cost
 from meshnet.weights.fetch import FileSource, Wanted, open_model
 from meshnet.weights.store import Store, StoredModel
 from meshnet.wire.demand import AssignmentRequest, AssignmentResponse
-from meshnet.wire.messages import HardwareMessage, NodesResponse
+from meshnet.wire.messages import HardwareMessage
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ class Tracker(Protocol):
     @property
     def url(self) -> str: ...
     async def assign(self, request: AssignmentRequest) -> AssignmentResponse: ...
-    async def nodes(self) -> NodesResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,6 @@ class Joiner:
         if settings.shard:
             return await self._given(settings.checked_shard(), budget)
         answer = await self._ask(budget)
-        for wallet, ticket in answer.tickets.items():
-            self.keep_ticket(wallet, ticket)
         # An own address of the tracker's may be none that reaches it from here.
         sources = tuple(self.dial(url) for url in dict.fromkeys([self.tracker.url, *answer.sources]))
         model = await open_model(self.store, Wanted(answer.model_key, answer.revision), sources)
@@ -99,9 +95,9 @@ class Joiner:
         try:
             model = self.store.open(settings.model)
             if model.missing(shard):
-                sources = await self._sources(model.manifest.revision)
+                sources = await self._sources(model.manifest.revision, budget)
         except NotFound as absent:
-            sources = await self._sources(None)
+            sources = await self._sources(None, budget)
             try:
                 model = await open_model(self.store, Wanted(settings.model), sources)
             except (WeightsError, NotFound, Conflict):
@@ -140,20 +136,8 @@ class Joiner:
         return kv
 
     async def _ask(self, budget: int) -> AssignmentResponse:
-        settings, promise = self.settings, self.settings.promise()
-        request = AssignmentRequest(
-            wallet=self.wallet,
-            name=settings.name,
-            memory_budget_bytes=budget,
-            dtype=settings.dtype,
-            model_key=settings.model or None,
-            sessions=promise.sessions,
-            context_tokens=promise.context_tokens,
-            benchmark_tokens_per_sec=UNMEASURED_TPS,
-            hardware=msgspec.convert(msgspec.to_builtins(self.hardware), HardwareMessage),
-        )
         try:
-            return await self.tracker.assign(request)
+            return await self._assigned(budget)
         except (Unreachable, DeadlineExceeded) as error:
             raise StartError(
                 f"{error.message} Without it nobody says which layers to hold: start it, check --tracker, or give "
@@ -162,20 +146,36 @@ class Joiner:
         except MeshnetError as error:
             raise StartError(f"The tracker gives no layers: {error.message}") from None
 
-    async def _sources(self, revision: str | None) -> tuple[FileSource, ...]:
-        """The tracker, and nodes with the same weights; none when it does not answer."""
+    async def _sources(self, revision: str | None, budget: int) -> tuple[FileSource, ...]:
+        """The tracker, and whoever it says has the same weights; none when it does not answer."""
+        urls: Sequence[str] = ()
         try:
-            nodes = (await self.tracker.nodes()).nodes
-        except Forbidden:
-            nodes = ()  # A join token reads no lists; the tracker itself may have the files.
-        except MeshnetError:
+            answer = await self._assigned(budget, self.settings.checked_shard())
+            urls = answer.sources if revision in (None, answer.revision) else ()
+        except (Unreachable, DeadlineExceeded):
             return ()
-        urls: Sequence[str] = [
-            node.url
-            for node in nodes
-            if node.model_key == self.settings.model
-            and revision in (None, node.revision)
-            and not node.url.startswith("relay://")
-            and node.wallet != self.wallet
-        ]
+        except MeshnetError as error:
+            log.info("no sources named model=%s reason=%s", self.settings.model, error.message)
         return tuple(self.dial(url) for url in dict.fromkeys([self.tracker.url, *urls]))
+
+    async def _assigned(self, budget: int, shard: Shard | None = None) -> AssignmentResponse:
+        """The tracker's answer, and its leave to fetch from whom it names. Raises MeshnetError."""
+        settings, promise = self.settings, self.settings.promise()
+        answer = await self.tracker.assign(
+            AssignmentRequest(
+                wallet=self.wallet,
+                name=settings.name,
+                memory_budget_bytes=budget,
+                dtype=settings.dtype,
+                model_key=settings.model or None,
+                shard_start=shard.start if shard else None,
+                shard_end=shard.end if shard else None,
+                sessions=promise.sessions,
+                context_tokens=promise.context_tokens,
+                benchmark_tokens_per_sec=UNMEASURED_TPS,
+                hardware=msgspec.convert(msgspec.to_builtins(self.hardware), HardwareMessage),
+            )
+        )
+        for wallet, ticket in answer.tickets.items():
+            self.keep_ticket(wallet, ticket)
+        return answer

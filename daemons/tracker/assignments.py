@@ -18,10 +18,11 @@ from daemons.tracker.fleet import Change, Fleet
 from meshnet.domain.assignment import Assignment, JoinRequest, ModelNeed, assign
 from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, ModelCost, Promise
 from meshnet.domain.demand import DemandStats
-from meshnet.domain.errors import MeshnetError, WeightsError
+from meshnet.domain.errors import InvalidRequest, MeshnetError, WeightsError
 from meshnet.domain.ids import ModelKey, is_model_key
 from meshnet.domain.nodes import Node
 from meshnet.domain.reservations import Reservation, Reservations
+from meshnet.domain.shards import Shard
 from meshnet.weights import layout
 from meshnet.weights.cost import model_cost
 from meshnet.weights.manifest import MANIFEST_NAME, Manifest, decode_manifest
@@ -94,6 +95,7 @@ class Assignments:
             promise,
             request.benchmark_tokens_per_sec,
             ModelKey(request.model_key) if request.model_key else None,
+            _named_shard(request),
         )
         chosen = assign(join, self._needs(offers, request.dtype))
         held = self.reservations.reserve(
@@ -216,6 +218,15 @@ class Assignments:
     def _on_change(self, change: Change) -> None:
         if change.kind == "joined":
             self.reservations.release(change.node.wallet)
+
+
+def _named_shard(request: AssignmentRequest) -> Shard | None:
+    start, end = request.shard_start, request.shard_end
+    if start is None and end is None:
+        return None
+    if start is None or end is None or not request.model_key or start > end:
+        raise InvalidRequest("Layers are named by model_key, shard_start and shard_end.", param="shard_start")
+    return Shard(start, end)
 
 
 def _can_be_asked(url: str) -> bool:

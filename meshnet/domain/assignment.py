@@ -47,6 +47,8 @@ class JoinRequest:
     """Tokens/s it is believed to decode."""
     model_key: ModelKey | None = None
     """None: whatever helps most."""
+    shard: Shard | None = None
+    """Layers that the machine's owner names; they are given whatever the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,19 @@ def assign(request: JoinRequest, needs: Sequence[ModelNeed]) -> Assignment:
         raise NotFound(f"{what} is unknown to this tracker. See: meshnet models", param="model")
     ranked = sorted(wanted, key=lambda need: _rank(need, request.holder))
     for need in ranked:
-        shards = widest_shards(need.cost, request.budget_bytes, request.promise)
+        shards = _possible(request, need.cost)
         if shards:
             return _assignment(request, need, shards, len(wanted))
     raise _too_small(request, wanted)
+
+
+def _possible(request: JoinRequest, cost: ModelCost) -> Sequence[Shard]:
+    if request.shard is None:
+        return widest_shards(cost, request.budget_bytes, request.promise)
+    if request.shard.end >= cost.n_layers:
+        last = cost.n_layers - 1
+        raise InvalidRequest(f"{cost.model_key} has layers 0-{last}, not {request.shard}.", param="shard_end")
+    return [request.shard]
 
 
 def promised_shards(need: ModelNeed, holder: str = "") -> list[tuple[Shard, float]]:
@@ -177,7 +188,9 @@ def _assignment(request: JoinRequest, need: ModelNeed, shards: Sequence[Shard], 
         need.demand_rpm,
         deficit,
         memory,
-        f"{_why_model(need, deficit, n_models)} {_why_window(capacity, shard)} {_why_memory(request, memory)}",
+        f"{_why_model(need, deficit, n_models)} {_why_window(capacity, shard)} {_why_memory(request, memory)}"
+        if request.shard is None
+        else f"Layers {shard} of {cost.model_key} as the machine's owner says.",
     )
 
 

@@ -63,6 +63,9 @@ class AssignmentRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """For weights, KV and workspace together."""
     dtype: DtypeText = "float32"
     model_key: ModelKeyText | None = None
+    shard_start: Layer | None = None
+    """With ``shard_end`` and ``model_key``: the owner names the layers, and asks only where to fetch them from."""
+    shard_end: Layer | None = None
     sessions: Annotated[int, Meta(ge=1, le=1024)] = 4
     context_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     benchmark_tokens_per_sec: float = 1.0

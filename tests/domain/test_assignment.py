@@ -127,6 +127,14 @@ def test_a_wanted_model_is_given_whatever_the_score():
         assign(join(3), [])
 
 
+def test_layers_that_the_owner_names_are_given_whatever_the_budget():
+    needs = [ModelNeed(cost_of())]
+    given_layers = assign(join(1, model_key=ModelKey("m"), shard=Shard(4, 20)), needs)
+    assert (given_layers.shard, given_layers.why) == (Shard(4, 20), "Layers 4-20 of m as the machine's owner says.")
+    with pytest.raises(InvalidRequest, match="0-29, not 4-30"):
+        assign(join(1, model_key=ModelKey("m"), shard=Shard(4, 30)), needs)
+
+
 def test_equal_scores_go_to_the_thinner_model_then_by_name():
     twice = ModelNeed(cost_of(10, "m"), 0.0, (node("a", 0, 9, 10), node("b", 0, 9, 10)))
     once = ModelNeed(cost_of(10, "n"), 0.0, (node("c", 0, 9, 10, model_key=ModelKey("n")),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from meshnet.weights.progress import silent
 from meshnet.weights.split import split_folder
 from meshnet.weights.store import Store
 from meshnet.wire.demand import AssignmentRequest, AssignmentResponse
-from meshnet.wire.messages import NodesResponse
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "weights"))
 from weights_testing import write_folder
@@ -39,11 +39,6 @@ class ScriptedTracker:
         if isinstance(self._answer, MeshnetError):
             raise self._answer
         return self._answer
-
-    async def nodes(self) -> NodesResponse:
-        if isinstance(self._answer, MeshnetError):
-            raise self._answer
-        return NodesResponse(())
 
 
 class FolderSource:
@@ -137,8 +132,16 @@ async def test_given_layers_need_no_tracker_when_they_are_here(tmp_path: Path, m
 
 
 async def test_given_layers_that_are_not_here_come_from_the_mesh(tmp_path: Path, mesh: Store) -> None:
-    work = await joiner(tmp_path, mesh, ScriptedTracker(given(mesh)), model="tiny", shard="0-0").find_work()
-    assert work.model.missing(Shard(0, 0)) and work.sources
+    tickets: dict[str, str] = {}
+    answer = given(mesh, sources=("http://tracker:1", "relay://r:7090/abc"), tickets={"abc": "leave for abc"})
+    tracker = ScriptedTracker(answer)
+    asking = joiner(tmp_path, mesh, tracker, model="tiny", shard="0-0")
+    work = await replace(asking, keep_ticket=tickets.__setitem__).find_work()
+    assert work.model.missing(Shard(0, 0))
+    assert [source.url for source in work.sources] == ["http://tracker:1", "relay://r:7090/abc"]
+    assert tickets == {"abc": "leave for abc"}
+    (asked,) = tracker.asked
+    assert (asked.model_key, asked.shard_start, asked.shard_end) == ("tiny", 0, 0)
     with pytest.raises(NotFound, match="nobody"):
         await joiner(tmp_path, mesh, ScriptedTracker(given(mesh)), model="nobody", shard="0-0").find_work()
 

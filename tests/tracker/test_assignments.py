@@ -204,6 +204,16 @@ async def test_requests_for_a_stored_model_that_nobody_holds_count(offering: Run
     assert counted.model_key == MODEL and counted.rpm_last_hour * 60 == pytest.approx(1)
 
 
+async def test_owner_who_names_the_layers_is_told_where_they_are(offering: Running, store: Store) -> None:
+    first = await ask(offering, 1, budget(store, 30))
+    await come_up(offering, 1, first)
+    named = await ask(offering, 2, 0, model_key=MODEL, shard_start=3, shard_end=8)
+    assert (named.shard_start, named.shard_end, named.sources) == (3, 8, (offering.client.url, "http://127.0.0.1:9"))
+    for wrong in ({"shard_start": 3}, {"shard_start": 8, "shard_end": 3, "model_key": MODEL}, {"shard_end": 30}):
+        with pytest.raises(InvalidRequest):
+            await ask(offering, 3, 0, **wrong)
+
+
 async def test_too_small_says_how_much_is_short(offering: Running) -> None:
     with pytest.raises(InvalidRequest, match="more --memory") as caught:
         await ask(offering, 1, 400_000_000)
