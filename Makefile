@@ -43,9 +43,7 @@ test: $(STAMP) ## Everything a newcomer and CI run
 	@$(BIN)/ruff check -q .
 	@$(BIN)/pyright
 	@echo "==> All tests (the real model is fetched once, about 90 MB)"
-	@$(BIN)/python -m pytest -q -m "not full" -n 2 --dist worksteal --durations=15 || { \
-		echo "==> Once more, alone: what failed while others kept the cores busy"; \
-		$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none; }
+	@$(BIN)/python -m pytest -q -m "not full" -n 2 --dist worksteal --durations=15
 
 test-full: $(STAMP) ## The long matrices too
 	@$(BIN)/python -m pytest -q
