@@ -57,8 +57,9 @@ IN_MAKE_TEST := $(addprefix --ignore=tests/,cli tui relay failover security benc
 check: $(STAMP) ## Format, lint, types, floors and fast tests: under 90 s warm
 	@$(BIN)/ruff format -q .
 	@$(BIN)/ruff check -q --fix .
-	@$(BIN)/pyright
-	@$(BIN)/python -m pytest -q -m "not full and not slow and not real" -n 2 --dist worksteal $(IN_MAKE_TEST)
+	@$(BIN)/pyright & types=$$!; \
+		$(BIN)/python -m pytest -q -m "not full and not slow and not real" -n 2 --dist worksteal $(IN_MAKE_TEST); \
+		tests=$$?; wait $$types && exit $$tests
 
 format: $(STAMP)
 	@$(BIN)/ruff format .

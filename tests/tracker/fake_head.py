@@ -135,7 +135,8 @@ class FakeHead:
 
     async def die(self) -> None:
         """As a killed process: nothing listens any more, and every link ends."""
-        await self._site.close()
+        for site in list(self._site.runner.sites):
+            await site.stop()
         await self.links.close()
 
     def _on_message(self, link: Link, message: object) -> None:

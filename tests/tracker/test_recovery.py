@@ -177,7 +177,7 @@ async def test_answer_that_broke_waits_for_room_and_a_new_one_is_refused() -> No
 
         async def breaks(talk: Talk) -> None:
             await talk.say(3)
-            await talk.head.die()
+            await talk.fail("step_failed")
 
         async def full_at_first(talk: Talk) -> None:
             if talk.generate.attempt < 7:
@@ -189,6 +189,7 @@ async def test_answer_that_broke_waits_for_room_and_a_new_one_is_refused() -> No
         question = {**body(), "route_policy": "greedy"}
         assert (await running.client.ask(question)).text == whole_text(1, 8)
         assert len(full.generated) > 4
+        await broken.die()
         with pytest.raises(Overloaded, match="no KV left"):
             await running.client.ask(body())
 
