@@ -122,7 +122,7 @@ def _model(model: RoutingModel, config: RoutingConfigMessage, nodes: Mapping[str
         f"alpha {config.weight_alpha:g}, half-life {config.stats_half_life_s:g} s, "
         f"min tokens {config.min_sample_tokens}, topology epoch {model.topology_epoch}"
     )
-    table = plain_table("route", "status", "tok/s>", "±>", "coef>", "share>", "samples>", "weight>", "prior>")
+    table = plain_table("route", "status", "tok/s>", "±>", "coef>", "share>", "calls>", "weight>", "prior>")
     routes = routes_in(model.candidates)
     for row in model.candidates:
         table.add_row(

@@ -168,9 +168,9 @@ def test_routes_table() -> None:
     model = RoutingModel(model_key="m", topology_epoch=3, candidates=rows, left_out=(("n9", "it is loading"),))
     assert printed(render(RoutingResponse(config=config, models=(model,))), 100).splitlines() == [
         "m: policy adr, explore 0.3, alpha 1, half-life 600 s, min tokens 8, topology epoch 3",
-        "route     status     tok/s    ±  coef  share  samples  weight  prior",
-        "n1[0-29]  proven       6.6  0.5     -    70%        3     2.5    6.2",
-        "n2[0-29]  unsampled      -    -     -    30%        0     0.0    6.2",
+        "route     status     tok/s    ±  coef  share  calls  weight  prior",
+        "n1[0-29]  proven       6.6  0.5     -    70%      3     2.5    6.2",
+        "n2[0-29]  unsampled      -    -     -    30%      0     0.0    6.2",
         "left out: n9: it is loading",
     ]
 
