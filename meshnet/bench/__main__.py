@@ -7,6 +7,7 @@ import pkgutil
 import sys
 
 import meshnet.bench as bench
+from meshnet.domain.errors import MeshnetError
 
 PARTS = {"processes", "report", "baseline", "__main__"}
 """Modules that are no benchmark themselves."""
@@ -22,7 +23,11 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help") or argv[0] not in names():
         print(f"usage: meshnet bench {{{','.join(names())}}} [--json] …", file=sys.stderr)
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    return int(importlib.import_module(f"meshnet.bench.{argv[0]}").main(argv[1:]) or 0)
+    try:
+        return int(importlib.import_module(f"meshnet.bench.{argv[0]}").main(argv[1:]) or 0)
+    except MeshnetError as error:
+        print(error.message.splitlines()[-1], file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from meshnet.bench.processes import BenchMesh, bench_mesh
+from meshnet.bench.processes import BenchMesh, bench_mesh, require_model
 from meshnet.bench.report import Spread, machine, ratios, spread
 from meshnet.bench.ring import HopCosts, measure_ring
 from meshnet.weights.places import store_root
@@ -142,6 +142,7 @@ async def _rounds(mesh: BenchMesh, baseline: Baseline, model: str, args: argpars
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """One thread count's figures."""
+    require_model(args.model)
     with bench_mesh(args.threads) as mesh:
         mesh.start_tracker()
         baseline = Baseline(args.model, "float32", args.threads)

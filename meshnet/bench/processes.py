@@ -18,6 +18,7 @@ import msgspec
 
 from meshnet.domain.errors import StartError
 from meshnet.weights.places import HOME_VARIABLE, store_root
+from meshnet.weights.store import Store
 from meshnet.wire import api
 from meshnet.wire.messages import NodeMessage, NodesResponse
 from meshnet.wire.runfile import RunFile
@@ -85,6 +86,7 @@ class BenchMesh:
         environ: Mapping[str, str] | None = None,
         inside: str = "",
     ) -> None:
+        require_model(model)
         command = ["-m", "daemons.node", "--name", name, "--model", model, "--shard", shard, "--port", "0"]
         command += ["--tracker", self.tracker_url, "--threads", str(self.threads), *flags]
         self._start(name, command, environ or {}, inside)
@@ -139,6 +141,11 @@ class BenchMesh:
         if daemon.process.poll() is not None:
             tail = "\n".join(daemon.log.read_text("utf-8", "replace").splitlines()[-8:])
             raise StartError(f"{name} ended with {daemon.process.returncode}:\n{tail}")
+
+
+def require_model(model_key: str) -> None:
+    """Raises NotFound, which names the caller's store, unless the model is there."""
+    Store(store_root(os.environ)).open(model_key)
 
 
 @contextlib.contextmanager

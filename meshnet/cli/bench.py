@@ -14,7 +14,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="[NAME] [FLAGS]", help="Which one, and its flags.", show_default=False)
     ] = None,
 ) -> None:
-    """Measure: chat, tracker, routing, failover, console, relay, ring.
+    """Measure: chat, tracker, routing, learning, failover, console, relay, ring.
 
     \b
     meshnet bench                       which there are
