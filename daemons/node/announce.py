@@ -232,6 +232,7 @@ class Announcer:
             benchmark_batch8_tokens_per_sec=None if speed is None else speed.decode_batch8_tps,
             prefill_tokens_per_sec=None if speed is None else speed.prefill_tps,
             benchmark_spread=None if speed is None else speed.spread,
+            tail_layers=None if speed is None else speed.extra.get("tail_layers"),
             matrix_gflops=None if speed is None else speed.extra.get("matrix_gflops"),
             memory_gb_s=None if speed is None else speed.extra.get("memory_gb_s"),
             accelerators=None if speed is None else tuple(map(_accelerator, self._accelerators)),

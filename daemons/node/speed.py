@@ -13,8 +13,8 @@ FILE_NAME = "speed.json"
 
 
 def speed_key(revision: str, shard: str, dtype: str, threads: int | None, delay_ms: float) -> str:
-    """Everything that the speed depends on, the machine apart."""
-    return f"{revision} {shard} {dtype} threads={threads or 'all'}/{os.cpu_count()} delay={delay_ms:g}"
+    """Everything that the speed depends on, the machine apart; in front what is measured, which may come to be more."""
+    return f"2 {revision} {shard} {dtype} threads={threads or 'all'}/{os.cpu_count()} delay={delay_ms:g}"
 
 
 def read_speed(folder: Path, key: str) -> EngineSpeed | None:

@@ -51,7 +51,7 @@ class Claims:
             lease = self._fleet.get(hop.node_id)
             if lease is None or timing.compute_s <= 0:
                 continue
-            share = (hop.end_layer - hop.start_layer + 1) / len(lease.node.shard)
+            share = hop.work_layers / lease.node.work_layers
             observed = timing.steps / timing.compute_s * share
             ratio = observed / decode_tps(lease.node)
             seen = self._seen.setdefault(lease.node.wallet, _Seen(ratio))

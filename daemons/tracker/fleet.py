@@ -166,6 +166,7 @@ class Fleet:
             sessions=beat.in_flight,
             kv_free_bytes=beat.kv_free_bytes,
             benchmark_tokens_per_sec=lease.node.benchmark_tokens_per_sec if benchmark is None else benchmark,
+            tail_layers=lease.node.tail_layers if beat.tail_layers is None else beat.tail_layers,
             heard_at=self._now(),
         )
         self._leases[node.node_id] = updated = Lease(node, lease.claim, _keep_measures(lease.beat, beat))
@@ -333,6 +334,7 @@ def _keep_measures(before: HeartbeatRequest | None, beat: HeartbeatRequest) -> H
         "benchmark_batch8_tokens_per_sec",
         "prefill_tokens_per_sec",
         "benchmark_spread",
+        "tail_layers",
         "matrix_gflops",
         "memory_gb_s",
         "accelerators",
@@ -341,9 +343,9 @@ def _keep_measures(before: HeartbeatRequest | None, beat: HeartbeatRequest) -> H
     return msgspec.structs.replace(beat, **kept)
 
 
-def _work(node: Node) -> tuple[str, int, float]:
+def _work(node: Node) -> tuple[str, int, float, float]:
     """What a heartbeat changes that routing reads."""
-    return node.state, node.queue_depth, node.benchmark_tokens_per_sec
+    return node.state, node.queue_depth, node.benchmark_tokens_per_sec, node.tail_layers
 
 
 def _place(node: Node) -> tuple[NodeId, ModelKey, Revision, int, str]:

@@ -72,7 +72,12 @@ def _candidate(row: ArmRow, name_of: NameOf, planner: Planner) -> CandidateMessa
     candidate = row.candidate
     return CandidateMessage(
         signature=candidate.signature,
-        hops=tuple(_with_time(hop, planner) for hop in route_hops(candidate.route.hops, name_of, candidate.loads)),
+        hops=tuple(
+            _with_time(shown, hop, planner)
+            for shown, hop in zip(
+                route_hops(candidate.route.hops, name_of, candidate.loads), candidate.route.hops, strict=True
+            )
+        ),
         status=row.status,
         prior_tps=candidate.prior_tps,
         learned_tps=row.tps,
@@ -91,13 +96,13 @@ def _candidate(row: ArmRow, name_of: NameOf, planner: Planner) -> CandidateMessa
     )
 
 
-def _with_time(hop: RouteHop, planner: Planner) -> RouteHop:
+def _with_time(shown: RouteHop, hop: Hop, planner: Planner) -> RouteHop:
     """What a token should take on it, idle, by all that was measured of the node."""
     learned = planner.memory.hops
     if not learned.samples(hop.node_id):
-        return hop
+        return shown
     layer_s = learned.layer_s(hop.node_id, 0.0)
-    return structs.replace(hop, computing_us=round((hop.end_layer - hop.start_layer + 1) * layer_s * 1e6, 1))
+    return structs.replace(shown, computing_us=round(hop.work_layers * layer_s * 1e6, 1))
 
 
 def _remembered(

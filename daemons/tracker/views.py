@@ -69,6 +69,7 @@ def _node(lease: Lease, node: Node, fleet: Fleet, planner: Planner, ratio: Ratio
         benchmark_batch8_tokens_per_sec=claim.benchmark_batch8_tokens_per_sec if batch8 is None else batch8,
         prefill_tokens_per_sec=claim.prefill_tokens_per_sec if prefill is None else prefill,
         benchmark_spread=claim.benchmark_spread if beat.benchmark_spread is None else beat.benchmark_spread,
+        tail_layers=node.tail_layers,
         matrix_gflops=beat.matrix_gflops or 0.0,
         memory_gb_s=beat.memory_gb_s or 0.0,
         observed_tokens_per_sec=beat.observed_tokens_per_sec,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from meshnet.domain.coverage import uncovered_layers
 from meshnet.domain.ids import ModelKey, NodeId
 from meshnet.domain.nodes import DEFAULT_BENCHMARK_TPS, Node
-from meshnet.domain.routes import MAX_HOPS, Hop, Route, make_route, routable_groups
+from meshnet.domain.routes import MAX_HOPS, Hop, Route, make_hop, make_route, routable_groups
 
 MAX_CANDIDATES = 8
 """Candidates of one choice (ADR-0021). Raising it measures more routes, each of them less often."""
@@ -28,9 +28,9 @@ RELAY_TRIP_S = 0.02
 """What a relay adds to a hop before anything is measured: one more line between two homes. Raising it keeps relayed
 nodes from being tried where direct ones would do."""
 
-HopWork = tuple[NodeId, int, int, float, float]
-"""What a hop does for one token: its node_id, the layers it executes, the node's load, seconds per layer it claims,
-seconds of its link before it is measured."""
+HopWork = tuple[NodeId, float, int, float, float]
+"""What a hop does for one token: its node_id, its work in layers (the output head counted as such), the node's load,
+seconds per layer it claims, seconds of its link before it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Candidate:
 def hop_work(hops: Sequence[Hop], loads: Sequence[int], layer_s: Sequence[float]) -> tuple[HopWork, ...]:
     """Of each hop; the sequences run along them."""
     return tuple(
-        (hop.node_id, hop.end_layer - hop.start_layer + 1, load, seconds, unmeasured_link_s(hop))
+        (hop.node_id, hop.work_layers, load, seconds, unmeasured_link_s(hop))
         for hop, load, seconds in zip(hops, loads, layer_s, strict=True)
     )
 
@@ -87,7 +87,7 @@ def harmonic_tps(
     for hop, load, reputation, seconds in zip(hops, loads, reputations, layer_s, strict=True):
         if reputation <= 0:
             return 0.0
-        total += (hop.end_layer - hop.start_layer + 1) * seconds * (load + 1) / reputation + unmeasured_link_s(hop)
+        total += hop.work_layers * seconds * (load + 1) / reputation + unmeasured_link_s(hop)
     return 1.0 / total
 
 
@@ -115,7 +115,7 @@ def usable_benchmark(node: Node) -> float:
 
 def claimed_layer_s(node: Node) -> float:
     """Seconds per token and layer that the benchmark claims: it was measured over the node's own shard, idle."""
-    return 1.0 / (usable_benchmark(node) * len(node.shard))
+    return 1.0 / (usable_benchmark(node) * node.work_layers)
 
 
 def unmeasured_link_s(hop: Hop | Node) -> float:
@@ -209,6 +209,6 @@ def _greedy_candidate(head: Node, completions: Sequence[_Completion | None], pri
     hops: list[Hop] = []
     start = 0
     for node in chosen:
-        hops.append(Hop(node.node_id, node.url, start, node.shard.end, node.epoch))
+        hops.append(make_hop(node, start, node.shard.end))
         start = node.shard.end + 1
     return make_candidate(make_route(chosen, hops), {node.node_id: node for node in chosen}, prior_tps)

@@ -38,6 +38,8 @@ class CandidateRow:
     layer_s: tuple[float, ...]
     relayed: tuple[int, ...] = ()
     """Which hops, from 0, were behind a relay."""
+    tail_layers: float = 0.0
+    """``Hop.tail_layers`` of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def estimate(weights: Sequence[float], rewards: Sequence[float], policy: str) ->
 def _is_usable(row: DecisionRow) -> bool:
     if row.mode not in ("scout", "exploit") or row.status not in ("ok", "failed"):
         return False
-    numbers = (x for c in row.candidates for x in (c.prior_tps, *c.loads, *c.reputations, *c.layer_s))
+    numbers = (x for c in row.candidates for x in (c.prior_tps, c.tail_layers, *c.loads, *c.reputations, *c.layer_s))
     if not (math.isfinite(row.now) and math.isfinite(row.finished_at) and all(map(math.isfinite, numbers))):
         return False
     return any(c.signature == row.signature for c in row.candidates) and 0 < row.propensity <= 1
@@ -193,13 +195,21 @@ def _observe_until(router: Router, pending: list[Outcome], now: float) -> list[O
 
 def _candidate_row(c: Candidate) -> CandidateRow:
     relayed = tuple(index for index, hop in enumerate(c.route.hops) if hop.is_relayed)
-    return CandidateRow(c.signature, c.prior_tps, c.loads, c.reputations, c.layer_s, relayed)
+    return CandidateRow(
+        c.signature, c.prior_tps, c.loads, c.reputations, c.layer_s, relayed, c.route.hops[-1].tail_layers
+    )
 
 
 def _candidate(row: DecisionRow, logged: CandidateRow) -> Candidate:
     model_key, parts = parse_signature(logged.signature)
     hops = tuple(
-        Hop(node_id, "relay://" if index in logged.relayed else "", start, end)
+        Hop(
+            node_id,
+            "relay://" if index in logged.relayed else "",
+            start,
+            end,
+            tail_layers=logged.tail_layers if end == row.n_layers - 1 else 0.0,
+        )
         for index, (node_id, start, end) in enumerate(parts)
     )
     route = Route(ModelKey(model_key), Revision(row.revision), row.dtype, row.n_layers, hops)

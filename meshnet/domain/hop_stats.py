@@ -176,8 +176,7 @@ class HopStatsStore:
         return {hop.node_id: usable[hop.node_id] for hop in outcome.route.hops if hop.node_id in usable}
 
     def _learn_hop(self, hop: Hop, load: int, timing: HopTiming, now: float) -> None:
-        layers = hop.end_layer - hop.start_layer + 1
-        observed = math.log((timing.compute_s + timing.queue_s) / (timing.steps * layers))
+        observed = math.log((timing.compute_s + timing.queue_s) / (timing.steps * hop.work_layers))
         noise = SAMPLE_VARIANCE * (1.0 + SHORT_ANSWER_STEPS / timing.steps)
         belief = self._beliefs.get(hop.node_id)
         if belief is None:

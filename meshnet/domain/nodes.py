@@ -64,6 +64,8 @@ class Node:
     name: str = ""
     """What its owner calls it; for display only."""
     benchmark_tokens_per_sec: float = DEFAULT_BENCHMARK_TPS
+    tail_layers: float = 0.0
+    """What norm, output head and sampling cost it a token, in the time of its layers; as the node measured it."""
     reputation: float = 1.0
     queue_depth: int = 0
     """Sessions waiting or running, as last heard in a heartbeat."""
@@ -83,6 +85,11 @@ class Node:
     @property
     def is_tail(self) -> bool:
         return self.shard.end == self.n_layers - 1
+
+    @property
+    def work_layers(self) -> float:
+        """What a token costs its whole shard, in the time of its layers."""
+        return len(self.shard) + (self.tail_layers if self.is_tail else 0.0)
 
     @property
     def is_relayed(self) -> bool:

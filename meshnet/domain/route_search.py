@@ -23,7 +23,7 @@ from meshnet.domain.candidates import (
 )
 from meshnet.domain.ids import ModelKey
 from meshnet.domain.nodes import Node
-from meshnet.domain.routes import MAX_HOPS, Hop, make_route
+from meshnet.domain.routes import MAX_HOPS, make_hop, make_route
 
 MAX_SEARCHED = 10
 """Routes one search keeps. Raising it lets load spread wider and makes every choice slower, in proportion."""
@@ -118,10 +118,7 @@ class _Search:
 
     def candidate(self, path: _Path) -> Candidate:
         chosen = [self.nodes[index] for index, _, _ in path.steps]
-        hops = [
-            Hop(node.node_id, node.url, first, past - 1, node.epoch)
-            for node, (_, first, past) in zip(chosen, path.steps, strict=True)
-        ]
+        hops = [make_hop(node, first, past - 1) for node, (_, first, past) in zip(chosen, path.steps, strict=True)]
         return make_candidate(make_route(chosen, hops), {node.node_id: node for node in chosen})
 
     def _make_edges(self) -> dict[int, list[tuple[int, int, float]]]:
@@ -205,4 +202,5 @@ class _Search:
         return best
 
     def _seconds(self, index: int, first: int, past: int) -> float:
-        return (past - first) * self._costs[index] + self._links[index]
+        tail = self.nodes[index].tail_layers if past == self._n_layers else 0.0
+        return (past - first + tail) * self._costs[index] + self._links[index]

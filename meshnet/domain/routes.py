@@ -32,6 +32,13 @@ class Hop:
     start_layer: int
     end_layer: int
     epoch: int = 0
+    tail_layers: float = 0.0
+    """What the output head costs it beside, in layers; 0 but for the tail."""
+
+    @property
+    def work_layers(self) -> float:
+        """What a token costs it, in the time of its node's layers."""
+        return self.end_layer - self.start_layer + 1 + self.tail_layers
 
     @property
     def is_relayed(self) -> bool:
@@ -130,6 +137,12 @@ def routable_groups(nodes: Sequence[Node], model_key: ModelKey) -> list[list[Nod
     return sorted(groups.values(), key=lambda group: (-len(group), group[0].revision, group[0].dtype))
 
 
+def make_hop(node: Node, start_layer: int, end_layer: int) -> Hop:
+    """This node's part in a route."""
+    tail_layers = node.tail_layers if end_layer == node.n_layers - 1 else 0.0
+    return Hop(node.node_id, node.url, start_layer, end_layer, node.epoch, tail_layers)
+
+
 def make_route(group: Sequence[Node], hops: Sequence[Hop]) -> Route:
     """A Route over hops of nodes that all stand in ``group``."""
     first = group[0]
@@ -146,7 +159,7 @@ def next_hop(group: Sequence[Node], start_layer: int, used: Collection[NodeId] =
     )
     if best is None:
         return None
-    return Hop(best.node_id, best.url, start_layer, best.shard.end, best.epoch)
+    return make_hop(best, start_layer, best.shard.end)
 
 
 def _complete(hops: list[Hop], start_layer: int, group: Sequence[Node]) -> list[Hop] | None:
@@ -199,7 +212,7 @@ def _pin_hops(chosen: Sequence[Node]) -> list[Hop]:
             )
         if start not in node.shard:
             raise BadPin(f"The pinned route has a gap: layer {start} comes next, but {node.node_id} does not hold it.")
-        hops.append(Hop(node.node_id, node.url, start, node.shard.end, node.epoch))
+        hops.append(make_hop(node, start, node.shard.end))
         start = node.shard.end + 1
     if start < n_layers:
         raise BadPin(f"The pinned route ends at layer {start - 1}; layers {start}-{n_layers - 1} are missing.")

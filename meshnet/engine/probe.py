@@ -17,6 +17,8 @@ PROMPT_ROWS = 64
 """Rows of the timed prefill: long enough to be limited by arithmetic, short enough for seconds on a slow node."""
 DECODE_STEPS = 8
 """Timed steps after one that warms up; the median of them counts."""
+TAIL_ROUNDS = 12
+"""Pairs of steps, with the last layer and the output head and without: their difference is a few layers' time."""
 BATCH = 8
 MATRIX_SIZE = 1024
 """Of both factors: 2 GFLOP a product, milliseconds on any machine, and too large to be all overhead."""
@@ -55,13 +57,38 @@ def measure(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter)
         for key in keys:
             engine.close(key)
     median = statistics.median(one)
+    extra = machine_rates(clock)
+    if engine.shard.end == engine.facts.n_layers - 1 and len(engine.shard) > 1:
+        extra["tail_layers"] = tail_layers(engine, clock)
     return EngineSpeed(
         decode_tps=1 / median,
         decode_batch8_tps=len(keys) / statistics.median(many),
         prefill_tps=PROMPT_ROWS / prefill_s,
         spread=(max(one) - min(one)) / median,
-        extra=machine_rates(clock),
+        extra=extra,
     )
+
+
+def tail_layers(engine: ShardEngine, clock: Callable[[], float] = time.perf_counter) -> float:
+    """What norm, output head and sampling cost a token, in the time of one of this shard's layers: from steps through
+    the whole shard and through all but its last layer, in turn. 0 where the KV budget holds no two sessions."""
+    whole, short = (_SCRATCH, 0), (_SCRATCH, 1)
+    times: dict[SessionKey, list[float]] = {whole: [], short: []}
+    opened = []
+    try:
+        for key, end in ((whole, engine.shard.end), (short, engine.shard.end - 1)):
+            engine.open(key, _plan(engine, end))
+            opened.append(key)
+        for position in range(TAIL_ROUNDS):
+            for key, found in times.items():
+                found.append(_time(clock, lambda key=key, at=position: engine.step([_item(engine, key, at, 1)])))
+    except Overloaded:
+        return 0.0
+    finally:
+        for key in opened:
+            engine.close(key)
+    whole_s, short_s = statistics.median(times[whole][1:]), statistics.median(times[short][1:])
+    return max(0.0, (whole_s - short_s) / (short_s / (len(engine.shard) - 1)) - 1.0)
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -102,10 +129,10 @@ def _opened(engine: ShardEngine, keys: list[SessionKey]) -> list[SessionKey]:
     return keys
 
 
-def _plan(engine: ShardEngine) -> SessionPlan:
+def _plan(engine: ShardEngine, end_layer: int | None = None) -> SessionPlan:
     return SessionPlan(
         engine.shard.start,
-        engine.shard.end,
+        engine.shard.end if end_layer is None else end_layer,
         reserve_tokens=PROMPT_ROWS + 1 + 2 * DECODE_STEPS,
         sampling=Sampling(temperature=0.0),
     )

@@ -128,6 +128,8 @@ class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     benchmark_batch8_tokens_per_sec: Tps | None = None
     prefill_tokens_per_sec: Tps | None = None
     benchmark_spread: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    tail_layers: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    """What the output head costs a token, in the time of its layers; of the node with the last layer."""
     matrix_gflops: Annotated[float, Meta(ge=0, le=1e7)] | None = None
     memory_gb_s: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     accelerators: Annotated[tuple[AcceleratorMessage, ...], Meta(max_length=64)] | None = None
@@ -179,6 +181,7 @@ class NodeMessage(Struct, frozen=True, kw_only=True):
     benchmark_batch8_tokens_per_sec: float = 0.0
     prefill_tokens_per_sec: float = 0.0
     benchmark_spread: float = 0.0
+    tail_layers: float = 0.0
     observed_tokens_per_sec: float = 0.0
     matrix_gflops: float = 0.0
     """Float32 matrix products, and memory copies in GB/s, at its last benchmark; 0: not measured."""

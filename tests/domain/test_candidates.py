@@ -172,6 +172,15 @@ def test_harmonic_prior_adds_times_up():
     assert harmonic_tps(candidate.route.hops, (0, 0), (1.0, 0.0), candidate.layer_s) == 0.0
 
 
+def test_output_head_counts_as_layers_of_the_tail_alone():
+    # b: 0.02 s over 4 layers and a head of 4 more: 2.5 ms each. Whole route: 4 x 10 ms + 8 x 2.5 ms + two links.
+    tail = node("b", 4, 7, benchmark_tokens_per_sec=50.0, tail_layers=4.0)
+    found = k_best_routes([node("a", 0, 3, benchmark_tokens_per_sec=25.0, tail_layers=9.0), tail], MODEL)[0]
+    assert [hop.work_layers for hop in found.route.hops] == [4.0, 8.0]
+    assert found.layer_s == pytest.approx((0.01, 0.0025))
+    assert found.prior_tps == pytest.approx(1 / 0.07)
+
+
 @pytest.mark.parametrize("find", ENUMERATIONS)
 def test_a_hop_behind_a_relay_is_expected_to_take_its_trip_longer(find):
     relayed = {"url": f"relay://192.0.2.9:7091/{'b' * 20}"}

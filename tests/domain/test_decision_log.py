@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,15 +21,15 @@ SPEEDS = {"fast": 40.0, "slow": 10.0}
 CONFIG = RoutingConfig()
 
 
-def candidate(name: str, url: str = "") -> Candidate:
-    route = Route(MODEL, Revision("r"), "float32", 10, (Hop(NodeId(name), url, 0, 9),))
+def candidate(name: str, url: str = "", tail_layers: float = 0.0) -> Candidate:
+    route = Route(MODEL, Revision("r"), "float32", 10, (Hop(NodeId(name), url, 0, 9, tail_layers=tail_layers),))
     return Candidate(route, route.signature, 10.0, (0,), (1.0,), (0.01,))
 
 
-def log(policy_name: PolicyName, n: int, seed: int = 1, url: str = "") -> list[DecisionRow]:
+def log(policy_name: PolicyName, n: int, seed: int = 1, **slow: Any) -> list[DecisionRow]:
     """What a tracker under this policy would have written: one call after the other on two routes."""
     policy, rng, rows, now = make_policy(policy_name, CONFIG), Random(seed), list[DecisionRow](), 0.0
-    arms = [candidate(name, url if name == "slow" else "") for name in SPEEDS]
+    arms = [candidate("fast"), candidate("slow", **slow)]
     for _ in range(n):
         decision = policy.choose(arms, now, rng)
         seconds = 100 / SPEEDS[decision.route.head.node_id] * rng.uniform(0.9, 1.1)
@@ -59,8 +60,9 @@ def test_replay_of_its_own_log_is_what_was_earned():
     assert found.effective_rows == pytest.approx(300) and found.rows == 300
 
 
-def test_a_relayed_hop_is_replayed_as_one():
-    found = replay(log("hop", 60, url="relay://192.0.2.9:7091/bbbbbbbb"), "hop", CONFIG)
+@pytest.mark.parametrize("slow", [{"url": "relay://192.0.2.9:7091/bbbbbbbb"}, {"tail_layers": 30.0}])
+def test_a_hop_is_replayed_as_it_was(slow):
+    found = replay(log("hop", 60, **slow), "hop", CONFIG)
     assert found.effective_rows == pytest.approx(60), "every choice is as likely as it was"
 
 

@@ -60,6 +60,22 @@ def test_hop_timings_teach_each_node_its_own_speed():
     assert store.samples("a") == 8 and len(store) == 2
 
 
+def test_output_head_counts_as_work_and_not_as_slower_layers():
+    """Learned as the tail of two, a node is predicted rightly alone: its output head is there once either way."""
+    store = HopStatsStore(HALF_LIFE_S)
+    hops = (Hop(NodeId("a"), "", 0, 1), Hop(NodeId("b"), "", 2, 3, tail_layers=2.0))
+    route = Route(MODEL, Revision("r"), "float32", 4, hops)
+    timings = (HopTiming(NodeId("a"), 100, 100 * 2 * 0.01), HopTiming(NodeId("b"), 100, 100 * (2 + 2) * 0.01))
+    for at in range(8):
+        store.observe(
+            Outcome(MODEL, route, route.signature, 0, "ok", float(at), at + 0.1, at + 6.1, 101, 0, timings, (0, 0))
+        )
+    assert store.layer_s("b", 1.0) == pytest.approx(0.01, rel=0.01)
+    alone = Route(MODEL, Revision("r"), "float32", 4, (Hop(NodeId("b"), "", 0, 3, tail_layers=2.0),))
+    work = Candidate(alone, alone.signature, 1.0, (0,), (1.0,), (0.01,)).work
+    assert store.predict([work], 8.0).parts == [pytest.approx([6 * 0.01], rel=0.01)]
+
+
 def test_end_to_end_times_over_crossing_routes_tell_nodes_apart():
     store, rng = HopStatsStore(HALF_LIFE_S), Random(1)
     truth = {"a": 0.002, "b": 0.010, "c": 0.040, "d": 0.005}

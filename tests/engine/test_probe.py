@@ -8,8 +8,10 @@ import pytest
 from engine_testing import engine_of, store_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from meshnet.domain.engine import ModelFacts, SessionPlan, StepItem
 from meshnet.domain.errors import Overloaded
-from meshnet.engine.probe import accelerators, machine_rates
+from meshnet.domain.shards import Shard
+from meshnet.engine.probe import accelerators, machine_rates, tail_layers
 from meshnet.weights.store import Store
 
 TOKEN_BYTES = 2 * 2 * 8 * 4
@@ -39,6 +41,48 @@ def test_budget_of_few_sessions_is_measured_with_as_many(store: Store, sessions:
     assert speed.decode_tps > 0 and speed.decode_batch8_tps > 0
     assert speed.extra["matrix_gflops"] > 0 and speed.extra["memory_gb_s"] > 0
     assert engine.kv_use().sessions == 0
+
+
+def test_output_head_is_measured_in_layers(tmp_path: Path) -> None:
+    """A vocabulary that costs far more than a layer. Nodes without the last layer have no such cost."""
+    config = LlamaConfig(
+        vocab_size=60_000,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    store = store_model(LlamaForCausalLM(config), tmp_path, "wide")
+    assert engine_of(store, "wide", 0, 2).measure().extra["tail_layers"] > 1.0
+    assert "tail_layers" not in engine_of(store, "wide", 0, 1).measure().extra
+
+
+def test_output_head_is_what_the_clock_says() -> None:
+    class Timed:
+        """Three layers of 2 s, an output head of 5 s."""
+
+        shard, facts = Shard(0, 2), ModelFacts("m", "r", 3, 8, 100, 64, "float32")
+
+        def __init__(self) -> None:
+            self.at, self.ends = 0.0, {}
+
+        def open(self, key: tuple[int, int], plan: SessionPlan) -> None:
+            self.ends[key] = plan.end_layer
+
+        def close(self, key: tuple[int, int]) -> None:
+            del self.ends[key]
+
+        def step(self, items: list[StepItem]) -> None:
+            end = self.ends[items[0].key]
+            self.at += 2.0 * (end + 1) + (5.0 if end == 2 else 0.0)
+
+    engine = Timed()
+    assert tail_layers(engine, lambda: engine.at) == pytest.approx(2.5)  # type: ignore[arg-type]
+    assert not engine.ends
 
 
 def test_budget_of_no_session_says_so(store: Store) -> None:

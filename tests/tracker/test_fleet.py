@@ -88,12 +88,14 @@ def test_leave_of_an_older_epoch_ends_nothing(watched: Watched) -> None:
 
 def test_heartbeat_updates_what_routing_reads(watched: Watched) -> None:
     watched.fleet.register(claim(1, 0, 14, state="loading"))
-    beat = HeartbeatRequest(epoch=1, state="ready", queue_depth=3, kv_free_bytes=7, benchmark_tokens_per_sec=42.0)
+    beat = HeartbeatRequest(
+        epoch=1, state="ready", queue_depth=3, kv_free_bytes=7, benchmark_tokens_per_sec=42.0, tail_layers=5.5
+    )
     node = watched.fleet.heartbeat(node_id_of(1, 0, 14), beat).node
     assert (node.state, node.queue_depth, node.kv_free_bytes, node.benchmark_tokens_per_sec) == ("ready", 3, 7, 42.0)
     assert watched.kinds == [("joined", True), ("changed", False)]
     later = watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1)).node
-    assert later.benchmark_tokens_per_sec == 42.0
+    assert (later.benchmark_tokens_per_sec, later.tail_layers) == (42.0, 5.5)
 
 
 def test_heartbeat_without_a_lease_or_of_another_epoch_is_refused(watched: Watched) -> None:
