@@ -41,4 +41,13 @@ class SlowedEngine(WrappedEngine):
             speed,
             decode_tps=1 / (1 / speed.decode_tps + step_s),
             decode_batch8_tps=8 / (8 / speed.decode_batch8_tps + step_s),
+            extra={**speed.extra, **self._tail(speed)},
         )
+
+    def _tail(self, speed: EngineSpeed) -> dict[str, float]:
+        """The output head is not slowed, so that it is worth fewer layers."""
+        tail = speed.extra.get("tail_layers")
+        if tail is None:
+            return {}
+        layer_s = 1 / (speed.decode_tps * (len(self.shard) + tail))
+        return {"tail_layers": tail * layer_s / (layer_s + self._delay_s)}

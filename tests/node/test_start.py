@@ -104,3 +104,15 @@ def test_a_slowed_engine_sleeps_for_the_layers_it_ran() -> None:
     engine.step([StepItem((1, 0), 0, token_ids=(1,))])
     assert slept == [pytest.approx(0.1)]
     assert engine.measure().decode_tps == pytest.approx(1 / (1 / 100 + 0.15))
+
+
+def test_a_slowed_engines_output_head_is_worth_fewer_of_its_layers() -> None:
+    class Measured(FakeEngine):
+        """100 tokens/s: 10 layers of 0.8 ms and an output head of 2 ms."""
+
+        def measure(self) -> EngineSpeed:
+            return EngineSpeed(100.0, 400.0, 1000.0, extra={"tail_layers": 2.5})
+
+    slowed = SlowedEngine(Measured(Shard(20, 29)), 0.0032, lambda seconds: None).measure()
+    assert slowed.extra["tail_layers"] == pytest.approx(0.002 / 0.004)
+    assert slowed.decode_tps == pytest.approx(1 / (10 * 0.004 + 0.002))
