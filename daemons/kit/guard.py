@@ -84,6 +84,8 @@ class Guard:
     """Hears of wallets whose signatures hold but are so many seconds old, or (negative) not made yet."""
     settle: Callable[[float], bool] = lambda age_s: False
     """Whether our clock is set anew, so that a signature of this age is of now."""
+    hold: Callable[[], None] = lambda: None
+    """Hears that a wallet was let in to join by our clock. Other signatures, which strangers can make, prove nothing."""
     body_s: float = BODY_S
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     nonces: Nonces = field(default_factory=Nonces)
@@ -107,6 +109,8 @@ class Guard:
             check_key(wanted, key)
         if request.can_read_body:
             await self._read(request)
+        if need == "join":
+            self.hold()
         return Caller(key, signed)
 
     def lets_in(self, address: str, here: int) -> bool:

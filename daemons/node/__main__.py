@@ -24,7 +24,7 @@ import aiohttp
 from aiohttp import web
 
 from daemons.kit import config, host, logs
-from daemons.kit.clock import SteadyClock, wall_clock
+from daemons.kit.clock import SteadyClock, seconds_since_boot, wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, guarded_names
@@ -170,7 +170,7 @@ async def serve_until(stop: Stop, settings: NodeSettings) -> None:
     """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
     measured, gone within 5 s. Moving to other layers is another process in the same place."""
     wallet = open_wallet(state_root(os.environ) / "nodes" / settings.name)
-    wall = SteadyClock(wall_clock(os.environ), time.monotonic)
+    wall = SteadyClock(wall_clock(os.environ), seconds_since_boot)
     trust = Trust(wall, required=settings.profile != "local")
     connector = MeshConnector(wallet, trust.ticket_for, settings.check_address, limit=0)
     async with (

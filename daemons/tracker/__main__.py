@@ -17,7 +17,7 @@ from random import Random
 import aiohttp
 
 from daemons.kit import config, logs
-from daemons.kit.clock import SteadyClock, wall_clock
+from daemons.kit.clock import SteadyClock, seconds_since_boot, wall_clock
 from daemons.kit.dial import MeshConnector
 from daemons.kit.identity import WalletKey, load_or_create
 from daemons.kit.keyfile import KeyFile
@@ -134,7 +134,7 @@ async def _serve(
     saved = rightful(database.load(settings.max_calls_kept), key.wallet)
     identity = Identity(key.wallet, secrets.token_hex(8), next_generation(saved.generation, clock.wall()), key)
     rng = Random(settings.route_rng if settings.route_rng is not None else secrets.randbits(64))
-    shared = SteadyClock(clock.wall, clock.now)
+    shared = SteadyClock(clock.wall, seconds_since_boot)
     seal = Seal(key, clock.now, shared, lambda: secrets.token_hex(16), required=settings.profile != "local")
     connector = MeshConnector(key, seal.link_ticket, settings.check_address, limit=0)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as http, open_http() as client:
@@ -146,6 +146,7 @@ async def _serve(
         decisions = decision_log(root, settings, identity.boot)
         tracker = Tracker(settings, identity, http, clock, rng, means, decisions, seal)
         guard = make_guard(settings, identity, Clock(clock.now, shared), keys, shared.settle_for)
+        guard.hold = shared.hold
         site = await open_site(tracker, settings.host, settings.port, guard, tls)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
         print(f"tracker {settings.name} listens on {site.url}", flush=True)

@@ -215,9 +215,10 @@ class Fleet:
             self._tell(Change("changed", lease.node, reason, topology=False))
 
     def clock_off(self, wallet: Wallet, age_s: float) -> None:
-        """What this wallet signs looks so old, or (negative) not made yet: it is not heard, and that is said once."""
+        """What this wallet signs looks so old, or (negative) not made yet: it is not heard, and that is said once. Of a
+        node whose heartbeats come in time it is an old request that somebody else sent again."""
         lease = self._leases.get(self._by_wallet.get(wallet, NodeId("")))
-        if lease is None or lease.clock_is_off:
+        if lease is None or lease.clock_is_off or not self.missed(lease.node):
             return
         self._leases[lease.node.node_id] = replace(lease, clock_is_off=True)
         off = f"{abs(age_s):.0f} s {'behind' if age_s > 0 else 'ahead of'} the tracker's"

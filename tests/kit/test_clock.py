@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from daemons.kit.clock import SteadyClock, wall_clock
+from daemons.kit.clock import DRIFT_S, SteadyClock, seconds_since_boot, wall_clock
 from meshnet.domain.errors import StartError
 
 
@@ -73,3 +74,16 @@ def test_steady_clock_settles_only_for_what_is_of_now_by_the_systems() -> None:
     assert not clocks.steady.settle_for(-7200.0) and not clocks.steady.settle_for(100.0)
     assert clocks.steady.settle_for(-3599.0)
     assert clocks.steady() == pytest.approx(clocks.wall)
+
+
+def test_steady_clock_by_which_somebody_was_let_in_is_set_by_nobodys_word() -> None:
+    clocks = Clocks()
+    clocks.steady.hold()
+    clocks.wall -= 3600.0
+    assert not clocks.steady.settle_for(3600.0), "a captured signature of an hour ago"
+    assert clocks.steady() == pytest.approx(clocks.wall + 3600.0)
+
+
+def test_seconds_since_boot_go_on_as_the_wall_does() -> None:
+    steady = SteadyClock(time.time, seconds_since_boot)
+    assert abs(steady() - time.time()) < DRIFT_S and seconds_since_boot() <= seconds_since_boot()

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from daemons.kit.clock import SteadyClock
 from daemons.kit.files import FileServer
 from daemons.kit.guard import Guard, caller_of, guarded_names, guarding
 from daemons.kit.keyfile import KeyFile
@@ -80,7 +81,8 @@ class Guarded:
 @contextlib.asynccontextmanager
 async def guarded(profile: Profile, name: str = "tracker", **changes: object) -> AsyncIterator[Guarded]:
     changes = {"tracker": TRACKER, "rates": Rates(1.0, 10_000), **changes}
-    guard = Guard(profile, TABLES[name], lambda: RING, lambda: 0.0, lambda: NOW, **changes)  # type: ignore[arg-type]
+    changes = {"now": lambda: 0.0, "wall": lambda: NOW, **changes}
+    guard = Guard(profile, TABLES[name], lambda: RING, **changes)  # type: ignore[arg-type]
     ran: list[web.Request] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -338,6 +340,30 @@ async def test_forged_requests_run_no_handler() -> None:
         assert (await server.ask("DELETE", f"/v1/nodes/{WALLET}.0-9"))[1] == "unsigned"
         assert server.ran == []
         assert await beat(server) == (200, ""), "and the node itself goes on"
+
+
+@pytest.mark.parametrize("profile", ["local", "lan"])
+async def test_a_captured_request_is_not_good_again_by_a_clock_that_was_set_back(profile: Profile) -> None:
+    """Only while nobody was let in may somebody's signature say that our clock is wrong."""
+    mono, jump_s = [0.0], [0.0]
+    steady = SteadyClock(lambda: NOW + mono[0] + jump_s[0], lambda: mono[0])
+    changes = {"now": lambda: mono[0], "wall": steady, "settle": steady.settle_for, "hold": steady.hold}
+    async with guarded(profile, **changes) as server:
+        url = server.base + "/v1/nodes"
+        jump_s[0] = 7200.0  # It was slow at the start, and was set right.
+        assert await beat(server, now=NOW) == (200, ""), "strangers can sign, too: nobody is let in by it"
+        for code in ("signature_expired", ""):
+            join = sign_request(NODE, "POST", url, b"{}", TRACKER, now=NOW + 7200, nonce=secrets.token_hex(16))
+            assert (await server.ask("POST", "/v1/nodes", {**join, **bearer("join")}, b"{}"))[1] == code
+        captured = sign_request(
+            NODE, "POST", f"{url}/{WALLET}.0-9/heartbeat", b"{}", TRACKER, now=steady(), nonce="c" * 32
+        )
+        assert await beat(server, headers=captured) == (200, "")
+        mono[0] = 3600.0
+        jump_s[0] -= 3600.0
+        assert await beat(server, headers=captured) == (403, "signature_expired")
+        assert await beat(server, headers=captured) == (403, "signature_expired")
+        assert await beat(server, now=NOW + 7200 + 3600) == (200, ""), "the node itself goes on"
 
 
 async def test_a_refusal_says_which_tracker_to_sign_for() -> None:

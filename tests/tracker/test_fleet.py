@@ -164,11 +164,17 @@ def test_slow_changes_and_crash_loops_are_no_fight(watched: Watched) -> None:
 
 def test_clock_that_is_off_is_said_once_until_it_is_heard_again(watched: Watched) -> None:
     wallet = watched.fleet.register(claim(1, 0, 14)).node.wallet
+    watched.fleet.clock_off(wallet, 70.0)
+    assert len(watched.told) == 1, "it is heard in time: somebody sends an old request of its again"
+    watched.clock.time += watched.fleet.heartbeat_s + GRACE_S
     for _ in range(3):
         watched.fleet.clock_off(wallet, -3600.4)
     assert [c.kind for c in watched.told] == ["joined", "unheard"] and not watched.told[-1].topology
     assert watched.told[-1].reason == "its clock is 3600 s ahead of the tracker's: set the one that is wrong"
     watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1))
+    watched.fleet.clock_off(wallet, 3600.4)
+    assert len(watched.told) == 2
+    watched.clock.time += watched.fleet.heartbeat_s + GRACE_S
     watched.fleet.clock_off(wallet, 3600.4)
     assert "3600 s behind" in watched.told[-1].reason
     watched.fleet.clock_off(Wallet(claim(2, 0, 14).wallet), 3600.0)
