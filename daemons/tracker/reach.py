@@ -1,8 +1,8 @@
 """Which nodes can be dialled: found by dialling them back, before a call depends on it and now and then afterwards.
 
-The tracker dials, and asks other nodes to: its own line says little about theirs. A node at an address that nobody
-reaches, or the tracker alone, gets no calls; it is told, so that it goes to a relay. A node behind a relay that says
-where it would be directly is tried there, so that it can come back to a shorter way.
+The tracker dials, and asks other nodes to: its own line says little about theirs. A node at an address that the tracker
+does not reach, or that several others do not and none does, gets no calls; it is told, so that it goes to a relay. A
+node behind a relay that says where it would be directly is tried there, so that it can come back to a shorter way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ AT_ONCE = 16
 
 
 WITNESSES = 3
-"""Others asked at once. One that reaches the node is enough, so that it takes three liars to shut one out."""
+"""Others asked at once. One that reaches the node is enough."""
+NOES = 2
+"""So many must say that they do not, and nobody that it does: a single liar shuts nobody out, and in a mesh of two the
+tracker's own dial stands."""
+NOES_TO_STAY = 1
+"""For the direct way of a relayed node: it stays where it is reached, which costs it nothing but the shorter way."""
 NOT_YET = "it was not dialled back yet"
 
 Dialler = Callable[[NodeId, str], Awaitable[object]]
@@ -47,7 +52,7 @@ class _Seen:
     """It does not work; "" where it does."""
     at: float
     witnessed: bool
-    """Another node tried it too."""
+    """Another node reached it too, or enough of them did not."""
 
     @property
     def works(self) -> bool:
@@ -64,6 +69,9 @@ class Reach:
         self._ask = ask
         self._now = now
         self._seen: dict[Wallet, _Seen] = {}
+        self._dialled: dict[Wallet, str] = {}
+        """Where the tracker itself reached each wallet last, whatever others say of it: who is there may be a witness,
+        so that nobody's word decides who is asked."""
         self._asked_at: dict[Wallet, float] = {}
         """When each wallet was a witness last: questions go round."""
 
@@ -93,6 +101,7 @@ class Reach:
         leases = self._fleet.leases()
         live = {lease.node.wallet for lease in leases}
         self._seen = {wallet: seen for wallet, seen in self._seen.items() if wallet in live}
+        self._dialled = {wallet: url for wallet, url in self._dialled.items() if wallet in live}
         self._asked_at = {wallet: at for wallet, at in self._asked_at.items() if wallet in live}
         due = [(lease, url) for lease in leases if (url := _url_to_try(lease)) and self._is_due(lease, url)]
         await asyncio.gather(*(self._try(lease, url) for lease, url in due[:AT_ONCE]))
@@ -116,32 +125,40 @@ class Reach:
             self._fleet.note(node.node_id, why or "can be dialled")
 
     async def _found(self, node: Node, url: str) -> tuple[str, bool]:
-        """Why it cannot be dialled, "" where it can; and whether another node says so too."""
+        """Why it cannot be dialled, "" where it can; and whether others settled it."""
         try:
             await self._dial(node.node_id, url)
         except MeshnetError as error:
+            self._dialled.pop(node.wallet, None)
             return f"cannot be dialled: {error.message}", False
+        self._dialled[node.wallet] = url
         witnesses = self._witnesses(node, url)
         self._asked_at |= {witness.wallet: self._now() for witness in witnesses}
         answers = await asyncio.gather(*(self._ask(witness, node.node_id, url) for witness in witnesses))
         said = [(witness, answer) for witness, answer in zip(witnesses, answers, strict=True) if answer is not None]
-        if not said or any(answer.works for _, answer in said):
-            return "", bool(said)
+        if any(answer.works for _, answer in said):
+            return "", True
+        if len(said) < (NOES_TO_STAY if is_relayed(node.url) else NOES):
+            return "", False
         who = ", ".join(witness.name or witness.node_id for witness, _ in said)
         return f"the tracker can dial it, other nodes cannot ({who}): {said[0][1].why}", True
 
     def _witnesses(self, node: Node, url: str) -> list[Node]:
-        """Other wallets on other machines that calls may use, those first that were not asked for longest."""
+        """Other wallets on other machines, relayed or dialled by the tracker: one of each machine, those first that
+        were not asked for longest."""
         others = [
             other
             for other in self._fleet.nodes()
             if other.wallet != node.wallet
-            and not self.is_blocked(other)
+            and (is_relayed(other.url) or self._dialled.get(other.wallet) == other.url)
             and not self._fleet.is_suspect(other)
-            and (is_relayed(other.url) or _host(other.url) != _host(url))
         ]
         others.sort(key=lambda other: (self._asked_at.get(other.wallet, -math.inf), other.node_id))
-        return others[:WITNESSES]
+        machines: dict[str, Node] = {}
+        for other in others:
+            machines.setdefault(other.wallet if is_relayed(other.url) else _host(other.url), other)
+        machines.pop(_host(url), None)
+        return list(machines.values())[:WITNESSES]
 
 
 def is_relayed(url: str) -> bool:

@@ -137,16 +137,52 @@ async def test_a_node_that_another_cannot_reach_is_left_out_with_the_reason() ->
     street = Street()
     await served(street, 2)
     assert street.asked == [], "nobody is there to ask: the tracker's own result stands"
-    street.closed_to_others.add(FAR.format(3))
     await served(street, 3)
-    why = street.reach.why_blocked(node(street, 3))
-    assert "other nodes cannot (n2)" in why and "no route to host" in why
-    assert street.reach.is_unreachable(node(street, 3)), "it is told, so that it goes to a relay"
+    street.closed_to_others.add(FAR.format(4))
+    await served(street, 4)
+    why = street.reach.why_blocked(node(street, 4))
+    assert all(name in why for name in ("other nodes cannot (", "n2", "n3", "no route to host"))
+    assert street.reach.is_unreachable(node(street, 4)), "it is told, so that it goes to a relay"
     assert street.told[-1].reason == why
     street.closed_to_others.clear()
     street.later(AGAIN_S)
     await street.reach.tick()
-    assert not street.reach.is_blocked(node(street, 3))
+    assert not street.reach.is_blocked(node(street, 4))
+
+
+async def test_one_liar_shuts_nobody_out_after_a_restart() -> None:
+    """Behind a relay it is routable before anybody was dialled, so it is the first who may be asked."""
+    street = Street()
+    street.liars.add(wallet_of_number(9))
+    street.register(claim(9, 0, 29, RELAYED))
+    await served(street, *range(1, 7))
+    for _ in range(3):
+        street.later(AGAIN_S)
+        await street.reach.tick()
+    assert [street.reach.why_blocked(node(street, number)) for number in range(1, 7)] == [""] * 6
+
+
+async def test_liars_shut_nobody_out_for_longer_than_a_round() -> None:
+    """Two that are there first have their way for 15 s: whom the tracker dialled is asked next, blocked or not."""
+    street = Street()
+    for number, seat in ((8, "a"), (9, "b")):
+        street.liars.add(wallet_of_number(number))
+        street.register(claim(number, 0, 29, f"relay://192.0.2.9:7091/{seat * 20}"))
+    await served(street, *range(1, 7))
+    street.later(AGAIN_S)
+    await street.reach.tick()
+    assert [street.reach.why_blocked(node(street, number)) for number in range(1, 7)] == [""] * 6
+
+
+async def test_one_no_is_not_enough_and_a_machine_speaks_once() -> None:
+    street = Street()
+    street.closed_to_others.add(FAR.format(3))
+    await served(street, 2)
+    street.register(claim(5, 0, 29, "http://192.0.2.2:7072"))
+    street.open.add("http://192.0.2.2:7072")
+    await street.reach.tick()
+    await served(street, 3)
+    assert len(street.asked) == 1 and not street.reach.is_blocked(node(street, 3)), "two nodes of one machine are one"
 
 
 async def test_one_that_reaches_it_is_enough_and_questions_go_round() -> None:
@@ -164,15 +200,15 @@ async def test_one_that_reaches_it_is_enough_and_questions_go_round() -> None:
 
 async def test_a_silent_witness_speaks_for_nobody_and_is_asked_again() -> None:
     street = Street()
-    await served(street, 2)
+    await served(street, 2, 3)
     street.silent = True
-    street.closed_to_others.add(FAR.format(3))
-    await served(street, 3)
-    assert not street.reach.is_blocked(node(street, 3))
+    street.closed_to_others.add(FAR.format(4))
+    await served(street, 4)
+    assert not street.reach.is_blocked(node(street, 4))
     street.silent = False
     street.later(AGAIN_S)
     await street.reach.tick()
-    assert street.reach.is_blocked(node(street, 3))
+    assert street.reach.is_blocked(node(street, 4))
 
 
 async def test_nodes_that_come_together_are_witnesses_soon() -> None:
