@@ -85,7 +85,7 @@ class Guard:
     settle: Callable[[float], bool] = lambda age_s: False
     """Whether our clock is set anew, so that a signature of this age is of now."""
     hold: Callable[[], None] = lambda: None
-    """Hears that a wallet was let in to join by our clock. Other signatures, which strangers can make, prove nothing."""
+    """Hears that a wallet was let in to join by our clock. Other signatures prove nothing: strangers can make them."""
     body_s: float = BODY_S
     connections_per_address: int = CONNECTIONS_PER_ADDRESS
     nonces: Nonces = field(default_factory=Nonces)

@@ -34,6 +34,9 @@ MAX_LEASES = 10_000
 
 REMEMBER_S = 600.0
 """A model whose last node left stays known this long: asked for, it has no route; it is not unknown."""
+EPOCH_S = 3600.0
+"""A wallet without a lease keeps its epoch this long, so that nothing made for an old lease fits a new one: a heartbeat's
+signature holds a minute, a call minutes. For ever, wallets made for fun would fill the memory."""
 
 ChangeKind = Literal["joined", "left", "changed", "quarantined", "unheard"]
 
@@ -78,9 +81,11 @@ class Fleet:
         self._leases: dict[NodeId, Lease] = {}
         self._by_wallet: dict[Wallet, NodeId] = {}
         self._epochs: dict[Wallet, int] = {}
+        self._ended_at: dict[Wallet, float] = {}
+        """When the lease of each wallet with an epoch and no lease ended."""
         self._twins = Twins(now)
         self._addresses: dict[Wallet, str] = {}
-        """Where each wallet registered from."""
+        """Where each wallet with a lease registered from."""
         self.max_per_address = 0
         """Nodes that one address may have here; 0: no bound."""
         self._departed: dict[ModelKey, Node] = {}
@@ -101,6 +106,8 @@ class Fleet:
         if wallet not in self._by_wallet and len(self._leases) >= MAX_LEASES:
             raise InvalidRequest(f"This tracker keeps {MAX_LEASES} nodes and takes no more.", code="too_many_nodes")
         self._check_twins(wallet, claim)
+        self._addresses[wallet] = address
+        self._ended_at.pop(wallet, None)
         self._epochs[wallet] = self._epochs.get(wallet, 0) + 1
         lease = Lease(_node_of(claim, self._epochs[wallet], self._now()), claim)
         before = self._leases.pop(self._by_wallet[wallet], None) if wallet in self._by_wallet else None
@@ -113,7 +120,6 @@ class Fleet:
         others = sum(self._addresses.get(other) == address for other in self._by_wallet if other != wallet)
         if address and self.max_per_address and others >= self.max_per_address:
             raise Overloaded(f"{others} nodes at {address} are here already.", code="too_many_nodes", retry_after_s=60)
-        self._addresses[wallet] = address
 
     def _check_twins(self, wallet: Wallet, claim: RegisterRequest) -> None:
         """A lease that two processes take from each other serves neither: it stays, takes nothing new and is shown,
@@ -199,12 +205,21 @@ class Fleet:
         for lease in out:
             self._end(lease, f"silent for {self._now() - lease.node.heard_at:.0f} s")
         self._twins.forget(self._by_wallet)
+        self._forget()
         return [lease.node for lease in out]
+
+    def _forget(self) -> None:
+        """Drop what is too old to matter of models and wallets that are gone."""
+        now, remembered = self._now(), self._remembered()
+        for wallet in [wallet for wallet, at in self._ended_at.items() if now - at > EPOCH_S]:
+            del self._ended_at[wallet], self._epochs[wallet]
+        self._departed = {key: node for key, node in self._departed.items() if key in remembered}
 
     def _end(self, lease: Lease, reason: str) -> None:
         del self._leases[lease.node.node_id]
         del self._by_wallet[lease.node.wallet]
         self._addresses.pop(lease.node.wallet, None)
+        self._ended_at[lease.node.wallet] = self._now()
         self._departed[lease.node.model_key] = replace(lease.node, heard_at=self._now())
         self._tell(Change("left", lease.node, reason))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemons.tracker.fleet import GRACE_S, REMEMBER_S, Change, Fleet
+from daemons.tracker.fleet import EPOCH_S, GRACE_S, REMEMBER_S, Change, Fleet
 from daemons.tracker.twins import QUIET_S, WITHIN_S
 from meshnet.domain.errors import Conflict, EpochChanged, InvalidRequest, NotFound
 from meshnet.domain.ids import NodeId, Wallet
@@ -225,3 +225,32 @@ def test_names_and_models_of_live_nodes_are_found_by_key(watched: Watched) -> No
     assert watched.fleet.knows(MODEL) and not watched.fleet.knows("another")
     assert watched.fleet.name_of(NodeId(node_id_of(1, 0, 14))) == "n1"
     assert watched.fleet.name_of(NodeId(node_id_of(2, 0, 14))) == ""
+
+
+def test_wallets_and_models_that_are_long_gone_leave_nothing_behind(watched: Watched) -> None:
+    fleet = watched.fleet
+    for number in range(1, 9):
+        node = fleet.register(claim(number, 0, 14, model_key=f"made-up-{number}"), "192.0.2.7").node
+        fleet.leave(node.node_id)
+    assert fleet.last_seen("made-up-1") is not None
+    watched.clock.time += REMEMBER_S + 1
+    fleet.tick()
+    assert fleet.last_seen("made-up-1") is None
+    assert fleet.register(claim(1, 0, 14)).node.epoch == 2, "of a wallet that left lately epochs rise"
+    watched.clock.time += EPOCH_S
+    for number in (1, 2):
+        fleet.tick()
+        assert fleet.register(claim(number, 0, 14)).node.epoch == (3 if number == 1 else 1)
+    kept = (fleet._epochs, fleet._addresses, fleet._ended_at, fleet._departed)  # noqa: SLF001 (their sizes are the test)
+    assert [len(each) for each in kept] == [2, 2, 0, 1]
+
+
+def test_address_of_a_registration_that_is_refused_does_not_count(watched: Watched) -> None:
+    fleet = watched.fleet
+    fleet.max_per_address = 2
+    with pytest.raises(Conflict):
+        fight(watched, 4)
+    with pytest.raises(Conflict):
+        fleet.register(claim(1, 0, 14, boot="another-boot"), "192.0.2.7")
+    for number in (2, 3):
+        fleet.register(claim(number, 0, 14), "192.0.2.7")
