@@ -103,16 +103,21 @@ class Reach:
         self._seen = {wallet: seen for wallet, seen in self._seen.items() if wallet in live}
         self._dialled = {wallet: url for wallet, url in self._dialled.items() if wallet in live}
         self._asked_at = {wallet: at for wallet, at in self._asked_at.items() if wallet in live}
-        due = [(lease, url) for lease in leases if (url := _url_to_try(lease)) and self._is_due(lease, url)]
-        await asyncio.gather(*(self._try(lease, url) for lease, url in due[:AT_ONCE]))
+        tries = [(self._due_at(lease, url), lease, url) for lease in leases if (url := _url_to_try(lease))]
+        due = sorted((a_try for a_try in tries if a_try[0] <= self._now()), key=lambda a_try: a_try[0])
+        await asyncio.gather(*(self._try(lease, url) for _, lease, url in due[:AT_ONCE]))
 
-    def _is_due(self, lease: Lease, url: str) -> bool:
+    def _due_at(self, lease: Lease, url: str) -> float:
+        """Who waits longest is served first. A new address counts from the last try, whatever was tried then, so that
+        a node which names another one at each look waits its turn."""
         seen = self._seen.get(lease.node.wallet)
-        if seen is None or seen.url != url:
-            return True
+        if seen is None:
+            return lease.node.joined_at
+        if seen.url != url:
+            return seen.at
         if seen.works and not seen.witnessed and self._witnesses(lease.node, url):
-            return self._now() - seen.at >= AGAIN_S
-        return self._now() - seen.at >= (RECHECK_S if seen.works or is_relayed(lease.node.url) else AGAIN_S)
+            return seen.at + AGAIN_S
+        return seen.at + (RECHECK_S if seen.works or is_relayed(lease.node.url) else AGAIN_S)
 
     async def _try(self, lease: Lease, url: str) -> None:
         node = lease.node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemons.tracker.fleet import Change, Fleet
-from daemons.tracker.reach import AGAIN_S, RECHECK_S, WITNESSES, Reach
+from daemons.tracker.reach import AGAIN_S, AT_ONCE, LOOK_S, RECHECK_S, WITNESSES, Reach
 from meshnet.domain.errors import NodeFailed
 from meshnet.domain.ids import NodeId, wallet_of
 from meshnet.domain.nodes import Node
@@ -88,6 +88,24 @@ async def test_another_address_is_another_question() -> None:
     await street.reach.tick()
     street.register(claim(1, 0, 29, "http://192.0.2.2:7071"))
     assert street.reach.is_blocked(street.node)
+
+
+async def test_nodes_that_move_at_each_look_starve_nobody() -> None:
+    """Whatever their ids are, more of them than are dialled at once."""
+    street = Street()
+    movers = range(2, 2 + 2 * AT_ONCE)
+    stays = max((1, *movers), key=lambda number: node_id_of(number, 0, 29))
+    street.open.add(DIRECT)
+    for look in range(6):
+        for number in movers:
+            if number != stays:
+                street.register(claim(number, 0, 29, f"http://198.51.100.{number}:{1000 + look}"))
+        if look == 0:
+            street.register(claim(stays, 0, 29, DIRECT))
+        await street.reach.tick()
+        street.later(LOOK_S)
+    lease = street.fleet.get(node_id_of(stays, 0, 29))
+    assert lease is not None and not street.reach.is_blocked(lease.node)
 
 
 async def test_a_relayed_node_is_routable_and_its_direct_way_is_found() -> None:
