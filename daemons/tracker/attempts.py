@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,10 @@ EndKind = Literal["finished", "client", "refused", "failed", "gone", "deadline"]
 
 REFUSALS = frozenset({"overloaded", "kv_full", "node_oom", "epoch_changed", "draining", "shutting_down", "loading"})
 """Codes by which a sound node says no: plan again without it, but hold nothing against it."""
+MAX_TOKENS = 1 << 20
+"""Of an answer whose client set no bound; as many as a GENERATE carries."""
+MAX_CHARS = 1_000_000
+"""Of an answer: as many as a GENERATE that replays it can count. No model's context holds so much text."""
 CLIENT_FAULTS = frozenset({"invalid_request", "context_length_exceeded", "chat_template", "body_too_large"})
 """Codes that would come again on any route."""
 
@@ -59,6 +63,10 @@ class Session:
         self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first delta: from then on another deadline holds."""
         self.slowest_step_s = 0.0
+        self._produced = len(generate.produced_ids)
+        self._chars = generate.chars_sent
+        self._max_tokens = generate.request.max_tokens or MAX_TOKENS
+        self._route = frozenset(hop.node_id for hop in generate.hops)
         self.probed: asyncio.Future[Probed] | None = None
         self._on_delta = on_delta
         self._now = now
@@ -69,15 +77,22 @@ class Session:
         match message:
             case Delta():
                 self._deliver_delta(message)
+            case Finished() if message.completion_tokens != self._produced:
+                self._refuse(f"says that it sent {message.completion_tokens} tokens, not {self._produced}")
             case Finished():
                 self.end(Ended("finished", finished=message))
             case Failed():
-                self.end(_ended_by(message, self.head))
+                self.end(_ended_by(message, self.head, self._route))
             case Probed() if self.probed is not None and not self.probed.done():
                 self.probed.set_result(message)
 
     def _deliver_delta(self, delta: Delta) -> None:
         now = self._now()
+        self._produced += len(delta.token_ids)
+        self._chars += len(delta.text)
+        if self._produced > self._max_tokens or self._chars > MAX_CHARS:
+            self._refuse(f"sends more than was asked for: {self._produced} tokens, {self._chars} characters")
+            return
         if self.first_at is None:
             self.first_at = now
             self.began.set_result(None)
@@ -86,6 +101,10 @@ class Session:
         self.heard_at = now
         if not self._on_delta(delta):
             self.end(Ended("gone", "slow_client", "The client reads too slowly."))
+
+    def _refuse(self, what: str) -> None:
+        """What this head says cannot be; what it said before may not be true either, but the client has it."""
+        self.end(Ended("failed", "bad_answer", f"Head {self.head} {what}.", self.head))
 
     def end(self, ended: Ended) -> None:
         if not self.ended.done():
@@ -225,8 +244,8 @@ def _as_probe(hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, peer_id=f"{hello.peer_id}.probe")
 
 
-def _ended_by(failed: Failed, head: NodeId) -> Ended:
-    culprit = NodeId(failed.culprit) if failed.culprit else head
+def _ended_by(failed: Failed, head: NodeId, route: Collection[str]) -> Ended:
+    culprit = NodeId(failed.culprit) if failed.culprit in route and failed.culprit else head
     if failed.code in CLIENT_FAULTS or failed.param is not None:
         return Ended("client", failed.code, failed.message, param=failed.param)
     if failed.code == "deadline_exceeded":

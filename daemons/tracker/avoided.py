@@ -14,30 +14,32 @@ LeaseId = tuple[NodeId, int]
 """(node_id, epoch): under a new epoch a node is welcome again."""
 
 
+def is_said_gone(ended: Ended) -> bool:
+    """Whether this end says that the culprit's process is not there."""
+    return ended.kind == "failed" and ended.code in GONE
+
+
 class Avoided(Collection[LeaseId]):
-    """Filled by attempts that did not finish. Where no route is left, ``unseen`` names those worth a look."""
+    """Filled by attempts that did not finish."""
 
     def __init__(self) -> None:
         self._failed: set[LeaseId] = set()
         self._refused: set[LeaseId] = set()
-        self._unseen: set[LeaseId] = set()
+        self._answered: set[LeaseId] = set()
 
-    def add(self, lease: LeaseId, ended: Ended) -> bool:
-        """Because of how an attempt ended; whether that says that the lease's process is gone."""
+    def add(self, lease: LeaseId, ended: Ended) -> None:
+        """Because of how an attempt ended."""
         (self._refused if ended.kind == "refused" else self._failed).add(lease)
-        is_gone = ended.kind == "failed" and ended.code in GONE
-        if is_gone:
-            self._unseen.add(lease)
-        return is_gone
 
-    def unseen(self) -> set[LeaseId]:
-        """Found gone and not looked for yet: a link that broke has two ends, and only one of them was blamed."""
-        found, self._unseen = self._unseen, set()
-        return found
+    def answered(self, lease: LeaseId) -> None:
+        """It was said to be gone, and is not: a link that broke has two ends, and only one of them was blamed."""
+        self._answered.add(lease)
 
-    def take_back(self, lease: LeaseId) -> None:
-        """It is there after all."""
-        self._failed.discard(lease)
+    def take_back(self) -> bool:
+        """Where no route is left without them, those that answered are used again; whether there are any."""
+        back, self._answered = self._answered & self._failed, set()
+        self._failed -= back
+        return bool(back)
 
     def forgive(self) -> None:
         """Whoever was full may have room now."""

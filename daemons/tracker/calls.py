@@ -124,7 +124,7 @@ class Call:
 
     def add(self, delta: Delta, now: float) -> bool:
         """Take a delta of the running attempt. False: the client is too far behind."""
-        if delta.prompt_token_ids is not None:
+        if delta.prompt_token_ids is not None and self.prompt_ids is None:
             self.prompt_ids = delta.prompt_token_ids
         self.produced.extend(delta.token_ids)
         self.chars_sent += len(delta.text)

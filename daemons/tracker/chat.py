@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from daemons.kit.tasks import Tasks
 from daemons.tracker.attempts import Attempts, Ended
-from daemons.tracker.avoided import Avoided, LeaseId
+from daemons.tracker.avoided import Avoided, LeaseId, is_said_gone
 from daemons.tracker.calls import Call, CallWall, Try
 from daemons.tracker.events import EventLog
 from daemons.tracker.fleet import Change, Fleet
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 MAX_REROUTES = 3
 """Further attempts after the first. Each replays the prompt: a mesh this sick is better told to the client."""
+MAX_ATTEMPTS = 16
+"""Of one call, refusals and all: beyond it something goes round in a circle."""
 STOPPING = "This tracker is stopping; ask again in a moment."
 LOOK_AGAIN_S = 0.5
 """A full node has room again, or one found gone is heard of, without any route changing: look that often."""
@@ -144,8 +146,10 @@ class ChatService:
             if ended.finished is not None:
                 return ended.finished
             culprit = lease_of(plan, ended.culprit)
-            if avoided.add(culprit, ended):
-                self._planner.found_gone(*culprit)
+            avoided.add(culprit, ended)
+            if is_said_gone(ended):
+                self._planner.found_gone(*culprit)  # Until it is looked for, which takes milliseconds where it lives.
+                self._looks.start(self._look_for(culprit, call.tries[-1], avoided), f"look for {culprit[0]}")
             self._give_up(call, ended)
             broken = ended
             since = since if ended.kind == "refused" else self.now()
@@ -179,25 +183,32 @@ class ChatService:
                     raise
                 if left_s <= 0:
                     raise without_route(error, broken) from None
-            for lease in avoided.unseen():
-                self._looks.start(self._look_for(lease, avoided), f"look for {lease[0]}")
+            if avoided.take_back():
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(topology.wait(), min(left_s, LOOK_AGAIN_S))
             avoided.forgive()
 
-    async def _look_for(self, lease: LeaseId, avoided: Avoided) -> None:
-        """Without this node there is no route: is it gone, or was it blamed for what broke at the other end?"""
+    async def _look_for(self, lease: LeaseId, attempt: Try, avoided: Avoided) -> None:
+        """Is this node gone, as the tracker saw or a head said, or was it blamed for what broke at the other end?"""
         node_id, epoch = lease
-        known = self._fleet.get(node_id)
+        known, head = self._fleet.get(node_id), attempt.plan.decision.route.head.node_id
         if known is None or known.node.epoch != epoch:
             return
+        broke_stream = attempt.first_at is not None
         try:
             await self._attempts.dial(node_id, known.node.url)
         except MeshnetError as error:
             log.info("node is gone node=%s reason=%s", node_id, error.message)
+            if node_id != head:
+                self._planner.blame(node_id, self.now(), broke_stream=broke_stream)
             return
-        avoided.take_back(lease)
         self._planner.found_here(node_id)
+        if node_id != head:
+            # It is here. Which end broke nobody knows, and a head that blames others too often is out by itself.
+            for either in (node_id, head):
+                self._planner.blame(either, self.now(), broke_stream=False)
+        avoided.answered(lease)
         self._wake()
 
     async def _turn(self, call: Call) -> Turn:
@@ -297,10 +308,16 @@ class ChatService:
                 raise Overloaded(ended.message, code=ended.code)
         # Where nothing was said yet, refusals count as well: the client is better told to come back.
         spent = sum(1 for attempt in call.tries if not call.produced or not attempt.is_refused)
-        if call.request.pin or spent > MAX_REROUTES:
+        if call.request.pin or spent > MAX_REROUTES or len(call.tries) >= MAX_ATTEMPTS:
             raise failure(ended, "the route is pinned" if call.request.pin else f"{len(call.tries)} routes were tried")
 
     def _end(self, call: Call, outcome: Literal["ok", "failed", "cancelled"], error: MeshnetError | None) -> None:
+        try:
+            self._record(call, outcome, error)
+        finally:
+            call.outbox.close(call.finished or error or Overloaded("The call was cancelled.", code="cancelled"))
+
+    def _record(self, call: Call, outcome: Literal["ok", "failed", "cancelled"], error: MeshnetError | None) -> None:
         call.end(outcome, self.now(), error)
         message = self.wall.closed(call)
         self._metrics.ended(message)
@@ -316,7 +333,6 @@ class ChatService:
             "code": message.error_code,
         }
         self._tell(call, kind, message.error_message or "", problem=outcome == "failed", data=data)
-        call.outbox.close(call.finished or error or Overloaded("The call was cancelled.", code="cancelled"))
 
     def _tell(self, call: Call, kind: str, text: str = "", **fields: Any) -> None:
         self._events.add(kind, call_id=call.call_id, model_key=call.request.model, text=text, **fields)

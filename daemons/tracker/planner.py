@@ -199,12 +199,13 @@ class Planner:
                     self._forget_kept()
                     self._on_health(node_id, "returned", "a request went through")
         elif outcome.status == "failed" and outcome.failed_node is not None:
-            self._failed(outcome.failed_node, outcome)
+            self.blame(outcome.failed_node, outcome.finished_at, broke_stream=outcome.first_token_at is not None)
 
-    def _failed(self, node_id: NodeId, outcome: Outcome) -> None:
+    def blame(self, node_id: NodeId, at: float, *, broke_stream: bool) -> None:
+        """An attempt failed on this node."""
         self._forget_kept()
-        self.reputation.observe(_wallet(node_id), False, outcome.finished_at)
-        ejected_s = self.health.failed(_wallet(node_id), broke_stream=outcome.first_token_at is not None)
+        self.reputation.observe(_wallet(node_id), False, at)
+        ejected_s = self.health.failed(_wallet(node_id), broke_stream=broke_stream)
         if ejected_s is not None:
             log.warning("node ejected node=%s for_s=%.0f", node_id, ejected_s)
             self._on_health(node_id, "ejected", f"left out for {ejected_s:.0f} s where others hold its layers")

@@ -6,6 +6,7 @@ Whoever comes beyond the budget waits for its turn; only its own deadline ends t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
@@ -58,7 +59,8 @@ class RetryBudget:
             if waiter.done() and not waiter.cancelled():
                 waiter.result().release()  # The turn came in the moment of the cancel.
             else:
-                self._waiting.remove(waiter)
+                with contextlib.suppress(ValueError):  # A turn that came back just now found it cancelled already.
+                    self._waiting.remove(waiter)
             raise
 
     def _take(self) -> Turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daemons.tracker.attempts import Ended
+from daemons.tracker.avoided import is_said_gone
 from daemons.tracker.calls import Call, Try
 from daemons.tracker.planner import Plan
 from meshnet.domain.errors import NO_OTHER_ROUTE, MeshnetError, NodeFailed, NoRoute, Overloaded
@@ -26,6 +27,8 @@ def outcome_of(call: Call, attempt: Try) -> Outcome:
     elif ended is not None and ended.kind == "failed":
         status = "failed"
         culprit = ended.culprit if ended.culprit in route.node_ids else None
+        if is_said_gone(ended) and culprit != route.head.node_id:
+            culprit = None  # A head says so of another: whoever looks for that one will know.
     return Outcome(
         model_key=route.model_key,
         route=route,

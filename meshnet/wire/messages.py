@@ -25,6 +25,8 @@ TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 """The largest vocabularies have 2**18 tokens."""
 Tps = Annotated[float, Meta(ge=0, le=1e7)]
 """Tokens/s; ten million is beyond any machine and keeps products finite."""
+TailLayers = Annotated[float, Meta(ge=0, le=1000)]
+"""What the output head costs a token, in the time of its node's layers; of the node with the last layer."""
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*$")]
 """A name people see: no control or direction characters, 128 of them at most."""
 Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay|tls)://[!-~]+$")]
@@ -85,6 +87,7 @@ class RegisterRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     benchmark_batch8_tokens_per_sec: Tps = 0.0
     prefill_tokens_per_sec: Tps = 0.0
     benchmark_spread: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    tail_layers: TailLayers = 0.0
     kv_budget_bytes: Bytes = 0
     memory_budget_bytes: Bytes = 0
     weights_bytes: Bytes = 0
@@ -128,8 +131,7 @@ class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     benchmark_batch8_tokens_per_sec: Tps | None = None
     prefill_tokens_per_sec: Tps | None = None
     benchmark_spread: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    tail_layers: Annotated[float, Meta(ge=0, le=1000)] | None = None
-    """What the output head costs a token, in the time of its layers; of the node with the last layer."""
+    tail_layers: TailLayers | None = None
     matrix_gflops: Annotated[float, Meta(ge=0, le=1e7)] | None = None
     memory_gb_s: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     accelerators: Annotated[tuple[AcceleratorMessage, ...], Meta(max_length=64)] | None = None
@@ -309,6 +311,8 @@ class HopMessage(Struct, frozen=True):
 
 Hops = Annotated[tuple[HopMessage, ...], Meta(min_length=1, max_length=64)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)]
+Micros = Annotated[int, Meta(ge=0, le=1 << 40)]
+"""Microseconds of one step: twelve days are no step, but a sum of them is a number all the same."""
 
 
 class Hello(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -417,8 +421,8 @@ class Failed(Struct, frozen=True, kw_only=True):
     attempt: Count
     code: Annotated[str, Meta(max_length=64)]
     message: Annotated[str, Meta(max_length=4096)]
-    culprit: str | None = None
-    param: str | None = None
+    culprit: NodeIdText | None = None
+    param: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class Progress(Struct, frozen=True):
@@ -461,12 +465,12 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     session: U64
     attempt: Count
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_token_ids: tuple[int, ...] | None = None
+    text: Annotated[str, Meta(max_length=1 << 20)]
+    token_ids: TokenIds = ()
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=1024)] = ()
+    prompt_token_ids: TokenIds | None = None
     """On the first one of a session only."""
-    hop_us: tuple[tuple[int, int], ...] = ()
+    hop_us: Annotated[tuple[tuple[Micros, Micros], ...], Meta(max_length=64)] = ()
 
 
 class Finished(Struct, frozen=True, kw_only=True):

@@ -82,3 +82,16 @@ async def test_all_calls_of_a_dead_node_go_on_though_few_replay_at_once() -> Non
         texts = await asyncio.gather(*(ask() for _ in range(10)))
     assert texts == [whole_text(1, 8)] * 10
     assert 1 <= most <= 3
+
+
+async def test_turn_that_comes_back_in_the_moment_of_a_cancel_is_not_lost() -> None:
+    budget, tasks = RetryBudget(lambda: 0), Tasks("test")
+    turns = [await budget.turn() for _ in range(3)]
+    waiting = tasks.start(budget.turn(), "waiting", quiet=True)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    turns[0].release()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (budget.in_use, len(budget)) == (2, 0)
+    await tasks.close()
