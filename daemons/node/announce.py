@@ -205,6 +205,7 @@ class Announcer:
             benchmark_batch8_tokens_per_sec=speed.decode_batch8_tps,
             prefill_tokens_per_sec=speed.prefill_tps,
             benchmark_spread=speed.spread,
+            tail_layers=speed.extra.get("tail_layers", 0.0),
             kv_budget_bytes=said.kv_budget_bytes,
             memory_budget_bytes=said.memory_budget_bytes,
             weights_bytes=said.weights_bytes,

@@ -35,8 +35,8 @@ MAX_LEASES = 10_000
 REMEMBER_S = 600.0
 """A model whose last node left stays known this long: asked for, it has no route; it is not unknown."""
 EPOCH_S = 3600.0
-"""A wallet without a lease keeps its epoch this long, so that nothing made for an old lease fits a new one: a heartbeat's
-signature holds a minute, a call minutes. For ever, wallets made for fun would fill the memory."""
+"""A wallet without a lease keeps its epoch this long, so that nothing made for an old lease fits a new one: signatures
+hold a minute, calls take minutes. Kept for ever, wallets made for fun would fill the memory."""
 
 ChangeKind = Literal["joined", "left", "changed", "quarantined", "unheard"]
 
@@ -333,6 +333,7 @@ def _node_of(claim: RegisterRequest, epoch: int, now: float) -> Node:
         state=claim.state,
         name=claim.name,
         benchmark_tokens_per_sec=claim.benchmark_tokens_per_sec,
+        tail_layers=claim.tail_layers,
         kv_free_bytes=claim.kv_budget_bytes,
         kv_budget_bytes=claim.kv_budget_bytes,
         hardware=msgspec.convert(claim.hardware, HardwareProfile, from_attributes=True),

@@ -19,6 +19,8 @@ DECODE_STEPS = 8
 """Timed steps after one that warms up; the median of them counts."""
 TAIL_ROUNDS = 12
 """Pairs of steps, with the last layer and the output head and without: their difference is a few layers' time."""
+MOST_TAIL_LAYERS = 1000.0
+"""What a tracker takes; a step that the system held up looks like more, and must not cost the node its heartbeats."""
 BATCH = 8
 MATRIX_SIZE = 1024
 """Of both factors: 2 GFLOP a product, milliseconds on any machine, and too large to be all overhead."""
@@ -88,7 +90,8 @@ def tail_layers(engine: ShardEngine, clock: Callable[[], float] = time.perf_coun
         for key in opened:
             engine.close(key)
     whole_s, short_s = statistics.median(times[whole][1:]), statistics.median(times[short][1:])
-    return max(0.0, (whole_s - short_s) / (short_s / (len(engine.shard) - 1)) - 1.0)
+    found = (whole_s - short_s) / (short_s / (len(engine.shard) - 1)) - 1.0
+    return min(max(0.0, found), MOST_TAIL_LAYERS)
 
 
 def accelerators() -> tuple[Accelerator, ...]:

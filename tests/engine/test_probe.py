@@ -63,12 +63,12 @@ def test_output_head_is_measured_in_layers(tmp_path: Path) -> None:
 
 def test_output_head_is_what_the_clock_says() -> None:
     class Timed:
-        """Three layers of 2 s, an output head of 5 s."""
+        """Three layers of 2 s and an output head."""
 
         shard, facts = Shard(0, 2), ModelFacts("m", "r", 3, 8, 100, 64, "float32")
 
-        def __init__(self) -> None:
-            self.at, self.ends = 0.0, {}
+        def __init__(self, head_s: float = 5.0) -> None:
+            self.at, self.ends, self.head_s = 0.0, {}, head_s
 
         def open(self, key: tuple[int, int], plan: SessionPlan) -> None:
             self.ends[key] = plan.end_layer
@@ -78,11 +78,13 @@ def test_output_head_is_what_the_clock_says() -> None:
 
         def step(self, items: list[StepItem]) -> None:
             end = self.ends[items[0].key]
-            self.at += 2.0 * (end + 1) + (5.0 if end == 2 else 0.0)
+            self.at += 2.0 * (end + 1) + (self.head_s if end == 2 else 0.0)
 
     engine = Timed()
     assert tail_layers(engine, lambda: engine.at) == pytest.approx(2.5)  # type: ignore[arg-type]
     assert not engine.ends
+    slow = Timed(head_s=9000.0)
+    assert tail_layers(slow, lambda: slow.at) == 1000.0, "as many as a heartbeat may say"  # type: ignore[arg-type]
 
 
 def test_budget_of_no_session_says_so(store: Store) -> None:

@@ -80,6 +80,16 @@ async def test_loading_is_a_state_of_its_own_and_ready_comes_with_the_speed(leas
     assert (tracker.beats[1].state, tracker.beats[1].benchmark_tokens_per_sec) == ("ready", 12.0)
 
 
+async def test_new_lease_knows_every_speed_that_the_lost_one_knew(lease) -> None:
+    announcer, tracker, _ = lease
+    await announcer.tick()
+    announcer.measured(EngineSpeed(12.0, 40.0, 99.0, extra={"tail_layers": 2.5}))
+    tracker.fail = NotFound("no lease", code="unknown_lease")
+    await announcer.tick()
+    again = tracker.registered[1]
+    assert (again.benchmark_tokens_per_sec, again.prefill_tokens_per_sec, again.tail_layers) == (12.0, 99.0, 2.5)
+
+
 @pytest.mark.parametrize("error", [NotFound("no lease", code="unknown_lease"), EpochChanged("another's")])
 async def test_a_lost_lease_is_taken_again_at_once(lease, error: MeshnetError) -> None:
     announcer, tracker, node = lease

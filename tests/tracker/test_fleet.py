@@ -96,6 +96,8 @@ def test_heartbeat_updates_what_routing_reads(watched: Watched) -> None:
     assert watched.kinds == [("joined", True), ("changed", False)]
     later = watched.fleet.heartbeat(node_id_of(1, 0, 14), HeartbeatRequest(epoch=1)).node
     assert (later.benchmark_tokens_per_sec, later.tail_layers) == (42.0, 5.5)
+    again = watched.fleet.register(claim(1, 0, 14, tail_layers=5.5)).node
+    assert again.tail_layers == 5.5, "a registration says it again"
 
 
 def test_heartbeat_without_a_lease_or_of_another_epoch_is_refused(watched: Watched) -> None:
@@ -241,7 +243,7 @@ def test_wallets_and_models_that_are_long_gone_leave_nothing_behind(watched: Wat
     for number in (1, 2):
         fleet.tick()
         assert fleet.register(claim(number, 0, 14)).node.epoch == (3 if number == 1 else 1)
-    kept = (fleet._epochs, fleet._addresses, fleet._ended_at, fleet._departed)  # noqa: SLF001 (their sizes are the test)
+    kept = (fleet._epochs, fleet._addresses, fleet._ended_at, fleet._departed)
     assert [len(each) for each in kept] == [2, 2, 0, 1]
 
 
