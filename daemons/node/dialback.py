@@ -14,7 +14,7 @@ from meshnet.domain.ids import parse_node_id
 from meshnet.wire import api
 from meshnet.wire.decode import decode_json
 from meshnet.wire.messages import Dial, Dialled, Health
-from meshnet.wire.relay import dialled_url
+from meshnet.wire.relay import check_node_url, dialled_url
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class DialBack:
     async def _answer(self, link: Link, ask: Dial) -> None:
         try:
             why = await self.look(ask)
-            link.post(Dialled(ask.node_id, ask.url, not why, why[:512]))
+            link.post(Dialled(ask.node_id, ask.url, not why, _printable(why)[:512]))
         except NodeFailed:
             log.info("dial not told node=%s reason=link_closed", ask.node_id)
         finally:
@@ -50,7 +50,8 @@ class DialBack:
     async def look(self, ask: Dial) -> str:
         """Why that node is not to be reached there, "" when it is. By a line of its own: links are left alone."""
         try:
-            wallet = await self._wallet_at(ask.url)
+            check_node_url(ask.url)
+            wallet = await self._wallet_at(ask.url.rstrip("/"))
             expected, _ = parse_node_id(ask.node_id)
         except TimeoutError:
             return f"{ask.url} does not answer within {CONNECT_S:g} s"
@@ -68,3 +69,8 @@ class DialBack:
             ) as answer,
         ):
             return decode_json(await answer.content.read(MAX_HEALTH_BYTES), Health).wallet
+
+
+def _printable(text: str) -> str:
+    """An error may quote what a stranger answered."""
+    return "".join(char if char.isprintable() else " " for char in text)

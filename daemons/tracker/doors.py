@@ -15,6 +15,7 @@ from meshnet.domain.errors import Forbidden, InvalidRequest
 from meshnet.domain.ids import Wallet
 from meshnet.domain.keys import KeyRing
 from meshnet.wire import access
+from meshnet.wire.relay import check_node_url
 
 
 def make_guard(
@@ -43,6 +44,7 @@ def make_guard(
 def check_url(url: str, config: TrackerConfig) -> None:
     """Raises InvalidRequest(param="url") when no node of this profile may be there. Names are checked when they are
     dialled: what they resolve to now may be something else then."""
+    check_node_url(url)
     if config.profile == "exposed" and not url.startswith(("tls://", "relay://")):
         raise InvalidRequest(
             f"{url} is no address of an exposed mesh: nodes of it speak TLS (--profile exposed) or come by a relay.",

@@ -192,6 +192,7 @@ def reach_proof(greeting: Greeting, target: str, ticket: str) -> bytes:
 _RELAY_URL = re.compile(
     r"(?P<scheme>relay|tls)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>\d{1,5})/(?P<wallet>[a-z0-9]{8,64})"
 )
+_PLAIN_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?/?")
 _HOST = re.compile(r"(?P<wallet>[a-z0-9]{8,64})\.(?P<port>\d{1,5})\.(?P<host>[a-z0-9._-]+)\.(?P<kind>(?:relay|tls)6?)")
 
 
@@ -224,6 +225,21 @@ def parse_relay_url(url: str) -> RelayAddress:
         raise InvalidRequest(f"{url!r} is not relay://host:port/<wallet>, nor tls:// of the kind.", param="url")
     scheme = "tls" if match["scheme"] == "tls" else "relay"
     return RelayAddress(match["host"].strip("[]"), int(match["port"]), Wallet(match["wallet"]), scheme)
+
+
+def check_node_url(url: str) -> None:
+    """Raises InvalidRequest(param="url") unless it says where a node is and nothing else: whoever dials it asks for
+    paths of our own there, never for one that the address brings along."""
+    if url.startswith(("relay://", "tls://")):
+        parse_relay_url(url)
+        return
+    match = _PLAIN_URL.fullmatch(url)
+    if match is None or not 0 < int(match["port"] or 80) < 65536:
+        raise InvalidRequest(
+            f"{url!r} is no node's address: http://host:port, without a path, query, fragment or user.",
+            code="bad_address",
+            param="url",
+        )
 
 
 def parse_http_host(host: str) -> RelayAddress | None:

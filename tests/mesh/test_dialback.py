@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from daemons.kit.dial import MeshConnector
@@ -26,11 +27,12 @@ from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
 from daemons.node.trust import Trust
 from daemons.tracker.witnesses import Witnesses
+from meshnet.domain.errors import FrameError
 from meshnet.domain.ids import ModelKey, NodeId, Revision, make_node_id
 from meshnet.domain.keys import KeyRing
 from meshnet.domain.nodes import Node as NodeRecord
 from meshnet.domain.shards import Shard
-from meshnet.wire import access
+from meshnet.wire import access, frames
 from meshnet.wire.messages import Dial, Dialled, Hello
 from meshnet.wire.relay import RelayAddress
 
@@ -117,6 +119,47 @@ async def test_another_node_at_that_address_is_no_answer(place: Place) -> None:
     witness, other = await place.node("witness"), await place.node("other")
     answer = await place.witnesses.ask(witness, NodeId(f"{'z' * 20}.0-9"), other.url)
     assert answer is not None and not answer.works and other.wallet in answer.why
+
+
+async def test_a_path_that_an_address_brings_along_is_not_asked_for() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path_qs)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    site = await serve(app, "127.0.0.1", 0)
+    tasks = Tasks("test")
+    async with aiohttp.ClientSession() as http:
+        for extra in ("/reboot?now=1&x=", "?x=", "#x", "//"):
+            why = await DialBack(http, tasks).look(Dial(NodeId(f"{'z' * 20}.0-9"), site.url + extra))
+            assert "no node's address" in why
+    await tasks.close()
+    await site.close()
+    assert asked == []
+
+
+async def test_what_a_stranger_answers_paints_nobodys_terminal(place: Place) -> None:
+    """What it says is quoted, without what a terminal would obey."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "wallet": "\x1b[2J\x07\n owned"})
+
+    witness = await place.node("witness")
+    app = web.Application()
+    app.router.add_get("/healthz", answer)
+    site = await serve(app, "127.0.0.1", 0)
+    found = await place.witnesses.ask(witness, NodeId(f"{'z' * 20}.0-9"), site.url)
+    await site.close()
+    assert found is not None and not found.works and "owned" in found.why and found.why.isprintable()
+
+
+@pytest.mark.parametrize("why", ["\x1b[2J\x1b]0;owned\x07", "a\nfake line", "a\n", "\u202eabc", "x" * 513])
+def test_no_tracker_takes_a_reason_that_could_paint_its_terminal(why: str) -> None:
+    with pytest.raises(FrameError):
+        frames.decode(frames.encode_control(Dialled(NodeId(f"{'z' * 20}.0-9"), "http://127.0.0.1:1", False, why)))
 
 
 async def test_over_tls_the_address_names_the_key_that_must_answer(place: Place) -> None:

@@ -90,3 +90,27 @@ async def test_no_node_registers_at_a_metadata_address(url: str) -> None:
             await running.client.register(claim(1, 0, 29, url))
         assert refused.value.code == "bad_address"
         assert (await running.client.nodes()).nodes == ()
+
+
+@pytest.mark.parametrize("field", ["url", "direct_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/admin/reboot",
+        "http://127.0.0.1:1//",
+        "http://127.0.0.1:1?now=1",
+        "http://127.0.0.1:1/#",
+        "http://anna:secret@127.0.0.1:1",
+        "http://127.0.0.1:1@127.0.0.2:2",
+        "http://127.0.0.1:1\\x",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:",
+        "relay://127.0.0.1:1/" + "a" * 20 + "?x=1",
+    ],
+)
+async def test_an_address_is_a_place_and_nothing_else(field: str, url: str) -> None:
+    async with run_tracker() as running:
+        with pytest.raises(InvalidRequest) as refused:
+            await running.client.register(claim(1, 0, 29, **{"url": "http://127.0.0.1:1", field: url}))
+        assert refused.value.param in ("url", "direct_url")
+        assert (await running.client.nodes()).nodes == ()
