@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 import meshnet
-from daemons.kit.guard import Guard, guarding
+from daemons.kit.guard import Guard, caller_of, guarding
 from daemons.kit.web import Site, json_response, make_app, serve
 from daemons.tracker import respond, routing_views, views
 from daemons.tracker.doors import check_url, make_guard, require_signer
@@ -147,7 +147,9 @@ class Handlers:
 
     async def gossip(self, request: web.Request) -> web.Response:
         body = await _body(request, api.MAX_GOSSIP_BODY_BYTES)
-        return json_response(self._tracker.supply.gossip.answer(decode_json(body, GossipMessage)))
+        key = caller_of(request).key
+        answer = self._tracker.supply.gossip.answer(decode_json(body, GossipMessage), key.key_id if key else "")
+        return json_response(answer)
 
     async def usage(self, request: web.Request) -> web.Response:
         limit = _int_query(request, "limit")

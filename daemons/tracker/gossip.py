@@ -86,10 +86,10 @@ class Gossip:
         for line in self._lines:
             await self._exchange(line)
 
-    def answer(self, message: GossipMessage) -> GossipMessage:
-        """Take in what a peer sends; give what we have. Raises InvalidRequest for a slice beyond its bounds or not
-        signed by its origin; then nothing of the message is taken."""
-        self._merge(message)
+    def answer(self, message: GossipMessage, key_id: str = "") -> GossipMessage:
+        """Take in what a peer sends, under the key that let it in; give what we have. Raises InvalidRequest for a slice
+        beyond its bounds or not signed by its origin; then nothing of the message is taken."""
+        self._merge(message, f"key {key_id}")
         return self._message()
 
     def peers(self) -> tuple[PeerStats, ...]:
@@ -108,7 +108,7 @@ class Gossip:
     async def _exchange(self, line: _Line) -> None:
         try:
             answer = await line.peer.gossip(self._message())
-            line.error = self._merge(answer)
+            line.error = self._merge(answer, line.peer.url)
         except MeshnetError as error:
             line.failures += 1
             line.error = error.message
@@ -138,11 +138,12 @@ class Gossip:
         mine = [sign_slice(self._key, own)] if self._key is not None else []
         return [*mine, *(slice_.signed for slice_ in others)]
 
-    def _merge(self, message: GossipMessage) -> str:
-        """What an operator should know of it, or ""."""
+    def _merge(self, message: GossipMessage, via: str) -> str:
+        """What an operator should know of it, or "". ``via`` is whom we dialled or the key that he showed: not the
+        sender's own word."""
         now_wall = self._now_wall()
         slices = [open_slice(text) for text in message.slices]  # All are read before any is taken.
-        outcomes = {self._demand.merge_slice(slice_, now_wall) for slice_ in slices}
+        outcomes = {self._demand.merge_slice(slice_, now_wall, via) for slice_ in slices}
         if "twin" in outcomes:
             log.warning("another tracker runs under our id tracker_id=%s", self._demand.tracker_id)
             return "another tracker counts under our id: one of the two runs with a copied key"

@@ -6,7 +6,7 @@ HTTP or SQLite: slices and rows are plain values that others carry. Times are wa
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -15,8 +15,8 @@ from meshnet.domain.rolling import PER_DAY, PER_HOUR, PER_MINUTE, WINDOWS, Rolli
 from meshnet.domain.slices import MAX_COUNT, MAX_MODELS, MAX_SEQUENCE, WINDOW_BY_NAME, Buckets, Slice, live_part, merge
 
 MAX_PEERS = 64
-"""Peer slices kept. Beyond it new trackers are not added up; raising it raises memory by up to 6 MB each,
-with the text that is passed on."""
+"""Peer slices kept. Beyond it new trackers are added up only in the place of those that came from a peer which brought
+more; raising it raises memory by up to 6 MB each, with the text that is passed on."""
 REMEMBERED_CALLS = 10_000
 """Call ids kept so that retries and re-routes count once: about 1 MB; at 100 requests/s they reach back 100 s."""
 
@@ -44,6 +44,8 @@ class DemandStats:
         self._counters: dict[str, dict[str, RollingCounter]] = {}
         self._seen_calls: OrderedDict[str, None] = OrderedDict()
         self._peers: dict[str, Slice] = {}
+        self._via: dict[str, str] = {}
+        """Who brought each of them first, the newest last."""
 
     # Counting
 
@@ -87,8 +89,9 @@ class DemandStats:
         """Our own slice first, then the peers' as they came: never a sum."""
         return [self.make_slice(now_wall), *self.peer_slices(now_wall)]
 
-    def merge_slice(self, slice_: Slice, now_wall: float) -> MergeOutcome:
-        """Take in a peer's slice, in any order, any number of times."""
+    def merge_slice(self, slice_: Slice, now_wall: float, via: str = "") -> MergeOutcome:
+        """Take in a peer's slice, in any order, any number of times. ``via``: who brought it, by something that he does
+        not choose himself."""
         if slice_.tracker_id == self.tracker_id:
             return "twin" if slice_.age_key > (self.generation, self._seq) else "own"
         live = live_part(slice_, now_wall)
@@ -98,9 +101,10 @@ class DemandStats:
             return "old"
         if known is None and not live.buckets:
             return "expired"
-        if known is None and not self._has_room(now_wall):
+        if known is None and not self._has_room(via, now_wall):
             return "full"
         self._peers[slice_.tracker_id] = merged
+        self._via.setdefault(slice_.tracker_id, via)
         return "merged"
 
     def peer_slices(self, now_wall: float) -> list[Slice]:
@@ -112,6 +116,7 @@ class DemandStats:
         """Drop models and peers without a live bucket. Call it now and then (each save)."""
         self._counters = {m: c for m, c in self._counters.items() if any(w.total(now_wall) for w in c.values())}
         self._peers = {slice_.tracker_id: slice_ for slice_ in self.peer_slices(now_wall)}
+        self._via = {tracker_id: via for tracker_id, via in self._via.items() if tracker_id in self._peers}
 
     # Rows
 
@@ -163,10 +168,21 @@ class DemandStats:
         }
         return {model: windows for model, windows in buckets.items() if windows}
 
-    def _has_room(self, now_wall: float) -> bool:
+    def _has_room(self, via: str, now_wall: float) -> bool:
         if len(self._peers) >= MAX_PEERS:
             self.forget_expired(now_wall)
-        return len(self._peers) < MAX_PEERS
+        return len(self._peers) < MAX_PEERS or self._make_room(via)
+
+    def _make_room(self, via: str) -> bool:
+        """Who brought most gives up the newest of his, as long as he keeps no fewer than ``via`` has then: a peer that
+        makes up trackers keeps nobody else's out, and equals do not push each other out in turn."""
+        brought = Counter(self._via.values())
+        ((most, count),) = brought.most_common(1)
+        if count < brought[via] + 2:
+            return False
+        newest = next(tracker_id for tracker_id in reversed(self._via) if self._via[tracker_id] == most)
+        del self._peers[newest], self._via[newest]
+        return True
 
 
 def _stats(parts: Iterable[Buckets]) -> dict[str, dict[str, float]]:

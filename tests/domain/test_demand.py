@@ -117,6 +117,22 @@ def test_peers_are_bounded():
     assert stats.merge_slice(replace(slice_, tracker_id="p0", seq=9), NOW) == "merged", "known peers go on"
 
 
+def test_who_brought_most_gives_way_until_all_have_their_share():
+    stats, peer = tracker("a"), tracker("b")
+    ask(peer, 1)
+    slice_ = peer.make_slice(NOW)
+
+    def bring(via: str, count: int) -> list[str]:
+        return [stats.merge_slice(replace(slice_, tracker_id=f"{via}{i}"), NOW, via) for i in range(count)]
+
+    assert bring("greedy", MAX_PEERS) == ["merged"] * MAX_PEERS
+    assert bring("x", 2) == ["merged"] * 2
+    assert "greedy0" in {s.tracker_id for s in stats.peer_slices(NOW)}, "its newest went"
+    assert bring("greedy", MAX_PEERS).count("full") == 2, "and does not come back in turn"
+    assert bring("x", MAX_PEERS).count("merged") == MAX_PEERS // 2 - 2
+    assert len(stats.peer_slices(NOW)) == MAX_PEERS
+
+
 def test_a_dead_peer_fades_with_its_windows_and_is_dropped():
     a, b = tracker("a"), tracker("b")
     ask(b, 60)

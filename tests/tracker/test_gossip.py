@@ -16,7 +16,7 @@ from daemons.tracker.gossip import INTERVAL_S, MOST_S, Gossip
 from daemons.tracker.store import open_database
 from meshnet.client.http import open_http
 from meshnet.client.tracker import TrackerClient
-from meshnet.domain.demand import DemandStats
+from meshnet.domain.demand import MAX_PEERS, DemandStats
 from meshnet.domain.errors import InvalidRequest, MeshnetError, Unreachable
 from meshnet.domain.ids import wallet_of
 from meshnet.domain.slices import next_generation
@@ -210,7 +210,7 @@ async def test_copied_file_is_noticed(mesh: Mesh) -> None:
     await copied.tick()
     (peer,) = copied.peers()
     assert peer.up
-    assert "our id" in mesh.gossip["b"]._merge(copied._message())
+    assert "our id" in mesh.gossip["b"]._merge(copied._message(), "http://copy")
 
 
 async def test_peer_that_is_down_is_asked_ever_more_rarely_and_named(mesh: Mesh) -> None:
@@ -229,7 +229,7 @@ async def test_peer_that_is_down_is_asked_ever_more_rarely_and_named(mesh: Mesh)
 async def test_clock_that_is_off_is_named(mesh: Mesh) -> None:
     message = mesh.gossip["b"]._message()
     late = GossipMessage(sender=message.sender, sent_at=NOW - 300, slices=message.slices)
-    assert mesh.gossip["a"]._merge(late) == "its clock is 300 s behind ours"
+    assert mesh.gossip["a"]._merge(late, "http://b") == "its clock is 300 s behind ours"
 
 
 async def test_many_models_stay_below_the_cap(mesh: Mesh) -> None:
@@ -290,6 +290,22 @@ async def test_what_a_peer_makes_up_stands_under_its_own_id(mesh: Mesh) -> None:
     forged = signed_text("b", msgspec.json.encode({"generation": 2**52, "seq": 1, "url": "http://c", "models": {}}))
     mesh.gossip["a"].answer(GossipMessage(sender=wallet_of_tracker("c"), sent_at=NOW, slices=(forged,)))
     assert mesh.combined()["a"] == 5, "c's own slice stands, though the forged one calls itself newer"
+
+
+async def test_a_peer_that_makes_up_trackers_keeps_no_other_peer_out(mesh: Mesh) -> None:
+    """Sixty-four of them, refreshed at each exchange, by the key of a peer that asks us."""
+    body = {"generation": 1, "seq": 1, "url": "", "models": {MODEL: {"per_minute": {str(int(NOW // 60)): 1}}}}
+    made_up = tuple(signed_text(f"made up {number}", msgspec.json.encode(body)) for number in range(MAX_PEERS))
+    message = GossipMessage(sender="whoever", sent_at=NOW, slices=made_up)
+    for name in "bc":
+        mesh.ask(name, 500)
+    for _ in range(3):
+        mesh.gossip["a"].answer(message, "key-of-the-liar")
+        await mesh.gossip["b"].tick()  # c's slice comes to us through b
+        await mesh.gossip["a"].tick()
+    mesh.gossip["a"].answer(message, "key-of-the-liar")
+    assert mesh.combined()["a"] == 1000 + MAX_PEERS - 2
+    assert [peer.error for peer in mesh.gossip["a"].peers()] == [""]
 
 
 async def test_slices_pass_through_strangers_as_they_were_signed(mesh: Mesh) -> None:
