@@ -46,6 +46,8 @@ REDRAW_AFTER_EVENT_S = 0.25
 """Events come in bursts: the screen follows four times a second at most."""
 MESSAGE_S = 6.0
 """How long what we say stays on the line of problems."""
+HINT_S = 3.0
+"""A word about keys is read at once; the line of keys goes on saying it."""
 
 
 class ConsoleApp(App[None]):
@@ -79,9 +81,11 @@ class ConsoleApp(App[None]):
         self.events_served = True
         self.prompts = False
         self.message = ""
+        self.key_hint = ""
         self.problem_at = 0
         self.shown: Shown | None = None
         self._message_until = 0.0
+        self._hint_until = 0.0
         self._wake = asyncio.Event()
         self._redraw_pending = False
         self._leave_asked = False
@@ -134,6 +138,7 @@ class ConsoleApp(App[None]):
         if not isinstance(event, Key) or event.is_forwarded:
             await super().on_event(event)
             return
+        self.drop_hint()
         focused = self.focused
         if isinstance(focused, Entry) and event.character is not None and event.is_printable:
             focused.write(event.character)
@@ -196,6 +201,8 @@ class ConsoleApp(App[None]):
     def _every_second(self) -> None:
         if self.message and self.clock() > self._message_until:
             self.message = ""
+        if self.clock() >= self._hint_until:
+            self.key_hint = ""
         if self.main is not None and self.screen is self.main:
             self.main.draw_frame(self.shown)
 
@@ -224,6 +231,20 @@ class ConsoleApp(App[None]):
         self._message_until = self.clock() + MESSAGE_S
         if self.main is not None:
             self.main.draw_frame(self.shown)
+
+    def hint(self, text: str) -> None:
+        """A word about what keys do now: until the next key, view or HINT_S, and never in a problem's place."""
+        self.key_hint = visible(text)
+        self._hint_until = self.clock() + HINT_S
+        if self.main is not None:
+            self.main.draw_frame(self.shown)
+
+    def drop_hint(self) -> None:
+        """What it said is no longer so."""
+        if self.key_hint:
+            self.key_hint = ""
+            if self.main is not None:
+                self.main.draw_frame(self.shown)
 
     # ---- actions
 

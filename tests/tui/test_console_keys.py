@@ -8,10 +8,10 @@ import pytest
 from textual.widgets import Input
 
 from tests.tui import canned
-from tests.tui.apps import console, lane, table_view
+from tests.tui.apps import Clock, console, lane, table_view
 from tests.tui.rest import key_event, press, settle, wait_for
 from tests.tui.screen_text import text_of
-from tui.app import ConsoleApp
+from tui.app import HINT_S, ConsoleApp
 from tui.draw import frame
 from tui.screens.details import DetailsScreen
 from tui.screens.help import HelpScreen
@@ -146,6 +146,46 @@ async def test_the_line_of_keys_says_what_works_while_one_types() -> None:
         await press(pilot, "escape", "escape")
         await settle(pilot)
         assert "? help" in last_line(app) and "i write" in last_line(app)
+
+
+def problem_line(app: ConsoleApp) -> str:
+    return text_of(app).splitlines()[-2].strip()
+
+
+async def test_the_word_that_keys_are_free_goes_by_time_by_key_and_by_view() -> None:
+    clock = Clock(1000.0)
+    app = console(canned.empty(), clock=clock)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "6", "escape")
+        await settle(pilot)
+        assert app.shown and not app.shown.problems
+        assert problem_line(app).startswith("keys are free")
+        await press(pilot, "j")
+        assert problem_line(app) == "", "the next key"
+        await press(pilot, "i", "escape")
+        assert app.main is not None
+        app.main.switch("events")  # As a click on its tab does.
+        await settle(pilot)
+        assert problem_line(app) == "", "another view"
+        await press(pilot, "6", "escape")
+        assert problem_line(app).startswith("keys are free")
+        clock.now += HINT_S
+        app._every_second()
+        await settle(pilot)
+        assert problem_line(app) == "", "its time"
+
+
+async def test_the_word_that_keys_are_free_covers_no_problem() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        named = problem_line(app)
+        assert named.startswith("! ")
+        await press(pilot, "6", "escape")
+        await settle(pilot)
+        assert problem_line(app) == named
+        assert "i write" in last_line(app)
 
 
 async def test_the_palette_names_each_key_once() -> None:

@@ -121,7 +121,7 @@ class MainScreen(Screen[None]):
         )
         self.query_one("#clock", Lines).put([((" " + numbers.clock(app.wall()), "dim"),)])
         self.query_one("#tabs", Lines).put([frame.tabs(self.active_name, self.size.width, problems)])
-        message = app.message or self._no_answer(shown)
+        message = app.message or self._no_answer(shown) or ("" if problems else app.key_hint)
         self.query_one("#problem", Lines).put([frame.problem_line(problems, app.problem_at, message, self.size.width)])
         self.query_one("#keys", Lines).put([self._keys()])
         self.set_class(app.poller.link.is_frozen(now) and app.poller.link.last_good_at is not None, "-frozen")
@@ -146,6 +146,7 @@ class MainScreen(Screen[None]):
     def switch(self, name: str) -> None:
         """Bring a view up, with its own cursor and scroll as they were."""
         self.close_filter()
+        self.console.drop_hint()
         self.query_one(ContentSwitcher).current = name
         self.active.take_focus()
         if self.console.shown is not None:

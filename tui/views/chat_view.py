@@ -237,7 +237,7 @@ class ChatView(Vertical):
             self.console.say("stopped")
         elif self.is_writing:
             self.screen.set_focus(self.query_one(".turns"))
-            self.console.say("keys are free: i writes, 1-7 change the view")
+            self.console.hint("keys are free: i writes, 1-7 change the view")
 
     def action_redo(self) -> None:
         turns = self.query_one("#lane-a", Lane).turns
