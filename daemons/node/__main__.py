@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -167,8 +167,8 @@ def read_settings(argv: list[str]) -> NodeSettings:
 
 
 async def serve_until(stop: Stop, settings: NodeSettings) -> None:
-    """A node's life: its layers known, listening, registered as loading while it fetches and loads, ready when
-    measured, gone within 5 s. Moving to other layers is another process in the same place."""
+    """A node's life: its layers known, listening, registered as loading before it fetches and loads, ready
+    when measured, gone within 5 s. Moving to other layers is another process in the same place."""
     wallet = open_wallet(state_root(os.environ) / "nodes" / settings.name)
     wall = SteadyClock(wall_clock(os.environ), seconds_since_boot)
     trust = Trust(wall, required=settings.profile != "local")
@@ -197,15 +197,18 @@ async def _live(
     announcer: Announcer,
     moves: asyncio.Queue[MoveAdvice],
 ) -> MoveAdvice | None:
-    node.tasks.start(announcer.run(), "announce")
-    loading = node.tasks.start(_load(node, plan, progress, announcer), "load", quiet=True)
     stopping = node.tasks.start(stop.wait(), "stop")
-    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    # Asked once before the weights are read: a tracker that refuses this node ends it here, not after minutes.
+    first = node.tasks.start(announcer.tick(), "register", quiet=True)
+    await _first_of(first, stopping)
+    announcing = node.tasks.start(announcer.run(), "announce", quiet=True)
     moving = node.tasks.start(moves.get(), "move")
-    if loading.done():
-        await loading  # Raises what loading raised.
-        log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
-        await asyncio.wait((stopping, moving), return_when=asyncio.FIRST_COMPLETED)
+    if first.done():
+        loading = node.tasks.start(_load(node, plan, progress, announcer), "load", quiet=True)
+        await _first_of(announcing, loading, stopping)
+        if loading.done():
+            log.info("node ready node=%s url=%s", node.identity.node_id, site.url)
+            await _first_of(announcing, stopping, moving)
     advice = moving.result() if moving.done() and not stopping.done() else None
     if advice is not None:
         # Told as draining first, so that no new call comes; those that run may end.
@@ -215,6 +218,13 @@ async def _live(
     await announcer.leave()
     await node.drain()
     return advice
+
+
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    """Until one of them is done. Raises what that one raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def _drained(node: Node, stopping: asyncio.Task[None]) -> None:

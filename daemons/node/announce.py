@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from daemons.kit import host
+from daemons.node.refusal import refusal
 from daemons.node.service import Node
 from daemons.node.wallet import WalletKey
 from meshnet.domain.engine import EngineSpeed
@@ -102,6 +103,7 @@ class Announcer:
         self._interval_s = 5.0
         self._failures = 0
         self.registered = False
+        self._was_registered = False
         self._left = False
 
     def measured(self, speed: EngineSpeed, accelerators: Sequence[Accelerator] = ()) -> None:
@@ -115,7 +117,7 @@ class Announcer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises as ``tick``."""
         while True:
             await self.tick()
             try:
@@ -126,7 +128,8 @@ class Announcer:
             self._wake.clear()
 
     async def tick(self) -> None:
-        """One heartbeat, or one try to register."""
+        """One heartbeat, or one try to register. Raises StartError when the tracker refuses what this start brings;
+        once registered, a node only tries again."""
         if self._left:
             return
         try:
@@ -137,6 +140,8 @@ class Announcer:
                 await self._register(url)
             self._failures = 0
         except MeshnetError as error:
+            if not self._was_registered and (refused := refusal(error)) is not None:
+                raise refused from None
             self._failures += 1
             if self._failures in (1, 2, 4, 8) or self._failures % 16 == 0:
                 log.warning("tracker not told failures=%d reason=%s", self._failures, error.message)
@@ -180,7 +185,7 @@ class Announcer:
         self._on_registered(answer)
         self._node.identity.epoch = answer.epoch
         self._interval_s = min(max(answer.heartbeat_interval_s, 0.1), 60.0)
-        self.registered = True
+        self.registered = self._was_registered = True
         log.info("registered node=%s tracker=%s epoch=%d", answer.node_id, answer.tracker_id, answer.epoch)
 
     def registration(self, url: str) -> RegisterRequest:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from daemons.node.refusal import refusal
 from daemons.node.settings import NodeSettings
 from meshnet.domain.budget import format_bytes, memory_need, usable_bytes
 from meshnet.domain.errors import (
@@ -144,7 +145,7 @@ class Joiner:
                 "--model and --shard yourself."
             ) from None
         except MeshnetError as error:
-            raise StartError(f"The tracker gives no layers: {error.message}") from None
+            raise (refusal(error) or StartError(f"The tracker gives no layers: {error.message}")) from None
 
     async def _sources(self, revision: str | None, budget: int) -> tuple[FileSource, ...]:
         """The tracker, and whoever it says has the same weights; none when it does not answer."""
@@ -155,6 +156,8 @@ class Joiner:
         except (Unreachable, DeadlineExceeded):
             return ()
         except MeshnetError as error:
+            if (refused := refusal(error)) is not None:
+                raise refused from None
             log.info("no sources named model=%s reason=%s", self.settings.model, error.message)
         return tuple(self.dial(url) for url in dict.fromkeys([self.tracker.url, *urls]))
 

@@ -94,8 +94,10 @@ class NodeSettings:
         """Raises StartError for what is no relay's address."""
         urls = tuple(part.strip() for part in self.relay.split(",") if part.strip())
         for url in urls:
-            if not url.startswith(("ws://", "wss://", "http://", "https://")):
-                raise StartError(f"--relay is {url!r}; it looks like wss://relay.example:7090.")
+            if not url.startswith(("ws://", "wss://")):
+                raise StartError(
+                    f"--relay is {url!r}; a relay's address begins with ws:// or wss://, as wss://host:7090."
+                )
         return urls
 
     def check_address(self, address: str) -> object:

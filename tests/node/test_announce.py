@@ -14,7 +14,15 @@ from daemons.node.identity import Holding, Identity
 from daemons.node.service import Node
 from daemons.node.wallet import open_wallet
 from meshnet.domain.engine import EngineSpeed
-from meshnet.domain.errors import EpochChanged, MeshnetError, NodeFailed, NotFound
+from meshnet.domain.errors import (
+    EpochChanged,
+    Forbidden,
+    InvalidRequest,
+    MeshnetError,
+    NodeFailed,
+    NotFound,
+    StartError,
+)
 from meshnet.domain.ids import make_node_id
 from meshnet.domain.nodes import HardwareProfile
 from meshnet.domain.shards import Shard
@@ -120,3 +128,33 @@ async def test_leaving_gives_the_lease_back_and_takes_no_other(lease) -> None:
     await announcer.tick()
     assert tracker.left == [(node.identity.node_id, 1)]
     assert len(tracker.registered) == 1
+
+
+REFUSALS = [
+    (Forbidden("This needs an API key.", code="unauthorized"), "MESHNET_JOIN_TOKEN"),
+    (Forbidden("Key k has scope chat; this needs join.", code="wrong_scope"), "meshnet keys create nodes --scope join"),
+    (InvalidRequest("A node cannot be at 10.0.0.1: it is private.", code="bad_address"), "it is private"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), REFUSALS)
+async def test_refusal_of_the_first_registration_ends_the_start(lease, error: MeshnetError, said: str) -> None:
+    announcer, tracker, _ = lease
+    tracker.fail = error
+    with pytest.raises(StartError, match=said) as caught:
+        await announcer.run()
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("error", "said"), REFUSALS)
+async def test_node_that_was_registered_once_outlives_a_refusal(lease, error: MeshnetError, said: str) -> None:
+    announcer, tracker, _ = lease
+    await announcer.tick()
+    tracker.fail = NotFound("no lease", code="unknown_lease")
+    await announcer.tick()
+    announcer.registered = False
+    tracker.fail = error
+    await announcer.tick()
+    assert not announcer.registered
+    await announcer.tick()
+    assert announcer.registered
