@@ -148,6 +148,22 @@ async def test_the_line_of_keys_says_what_works_while_one_types() -> None:
         assert "? help" in last_line(app) and "i write" in last_line(app)
 
 
+async def test_every_view_says_how_to_leave_and_to_get_help() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        for name, _ in frame.VIEWS:
+            app.action_view(name)
+            await press(pilot, "escape")  # Chat comes up with its entry in focus.
+            for width, rest in ((80, "  "), (18, "")):
+                await pilot.resize_terminal(width, 24)
+                await settle(pilot)
+                assert last_line(app).rstrip().endswith(f"{rest}q quit  ? help"), (name, width)
+            await pilot.resize_terminal(80, 24)
+            await settle(pilot)
+            assert name == "chat" or "enter open  / filter  s sort  space hold" in last_line(app)
+
+
 def problem_line(app: ConsoleApp) -> str:
     return text_of(app).splitlines()[-2].strip()
 

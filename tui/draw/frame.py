@@ -22,6 +22,8 @@ VIEWS = (
     ("events", "Events"),
 )
 """Name and title, in the order of the number keys."""
+GAP: Span = ("  ", "dim")
+"""Between two pairs of key and word."""
 
 
 def header(
@@ -108,18 +110,16 @@ def problem_line(problems: Sequence[Problem], place: int, message: str, width: i
 
 
 def key_line(keys: Sequence[tuple[str, str]], width: int) -> Line:
-    """``key word`` pairs, as many as fit; the last (help) always does."""
-    if not keys:
-        return ()
+    """``key word`` pairs, as many as fit; the last two (how to leave, help) before all others."""
+    *others, leave, last = [_pair(key, word) for key, word in keys]
+    always = (*leave, GAP, *last)
     parts: list[Span] = []
-    last = _pair(*keys[-1])
-    for key, word in keys[:-1]:
-        pair = _pair(key, word)
-        if width_of((*parts, *pair, *last)) > width:
+    for pair in others:
+        if width_of((*parts, *pair, GAP, *always)) > width:
             break
-        parts += pair
-    return cut((*parts, *last), width)
+        parts += (*pair, GAP)
+    return cut((*parts, *always), width)
 
 
 def _pair(key: str, word: str) -> tuple[Span, Span]:
-    return (key, "key"), (f" {word}  ", "dim")
+    return (key, "key"), (f" {word}", "dim")

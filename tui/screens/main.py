@@ -136,9 +136,7 @@ class MainScreen(Screen[None]):
             at_filter = self.focused.id == "filter"
             pairs = [("enter", "keep"), ("esc", "clear")] if at_filter else [*self.active.key_words]
             return frame.key_line([*pairs, ("ctrl+p", "cmd"), ("ctrl+q", "quit")], self.size.width)
-        pairs = [(name, word) for name, word in self.active.key_words]
-        pairs += [("/", "filter")] if isinstance(self.active, TableView) else []
-        pairs += [(":", "cmd"), ("q", "quit"), (key_name("question_mark"), "help")]
+        pairs = [*self.active.key_words, (":", "cmd"), ("q", "quit"), (key_name("question_mark"), "help")]
         return frame.key_line(pairs, self.size.width)
 
     # ---- what the operator does

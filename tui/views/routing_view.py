@@ -9,7 +9,7 @@ from tui.draw import calls, layers, numbers
 from tui.draw.routing import ROUTING
 from tui.draw.spans import Line, cut, fit, line, ruler, span
 from tui.model import Shown, label_of
-from tui.views.table_view import TableView
+from tui.views.table_view import FIRST_KEYS, LAST_KEYS, TableView
 from tui.widgets.lines import Lines
 
 RECENT = 6
@@ -29,7 +29,7 @@ class RoutingView(TableView):
 
     @property
     def key_words(self) -> list[tuple[str, str]]:
-        return [*super().key_words, ("c", "chat"), ("b", "race")]
+        return [*FIRST_KEYS, ("c", "chat"), ("b", "race"), *LAST_KEYS]
 
     def compose(self) -> ComposeResult:
         yield from super().compose()

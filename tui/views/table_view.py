@@ -21,6 +21,10 @@ from tui.widgets.live_table import LiveTable
 LAZY_S = 3.0
 """After the operator moved the cursor rows keep their places this long: nobody aims at a moving row."""
 
+FIRST_KEYS = [("enter", "open"), ("/", "filter"), ("s", "sort"), ("space", "hold")]
+LAST_KEYS = [("y", "copy"), ("z", "zoom")]
+"""Of every table; a view's own stand between them."""
+
 
 class TableView(Vertical):
     """Owns what the operator did to one table: sort, filter, hold, follow, zoom. The mesh comes by ``show``."""
@@ -74,9 +78,9 @@ class TableView(Vertical):
 
     @property
     def key_words(self) -> list[tuple[str, str]]:
-        """What the bottom line says of this view."""
-        words = [("s", "sort"), ("space", "hold"), ("enter", "open"), ("y", "copy"), ("z", "zoom")]
-        return [*words, ("f", "follow")] if self.spec.follows else words
+        """What the bottom line says of this view, what matters most first."""
+        own = [("f", "follow")] if self.spec.follows else []
+        return [*FIRST_KEYS, *own, *LAST_KEYS]
 
     def take_focus(self) -> None:
         # At once, not when the queue gets there: what is typed next belongs to the new view.
