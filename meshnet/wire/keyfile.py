@@ -17,10 +17,10 @@ FILE_MODE = 0o600
 
 
 class _Key(Struct, frozen=True, forbid_unknown_fields=True):
-    key_id: Annotated[str, Meta(pattern=r"^[a-z2-7]{8}$")]
+    key_id: Annotated[str, Meta(pattern=r"^[a-z2-7]{8}\Z")]
     name: Name
     scopes: tuple[Scope, ...]
-    secret_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    secret_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created: float
     revoked: float | None = None
 

@@ -27,16 +27,16 @@ Tps = Annotated[float, Meta(ge=0, le=1e7)]
 """Tokens/s; ten million is beyond any machine and keeps products finite."""
 TailLayers = Annotated[float, Meta(ge=0, le=1000)]
 """What the output head costs a token, in the time of its node's layers; of the node with the last layer."""
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*\Z")]
 """A name people see: no control or direction characters, 128 of them at most."""
 Reason = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*\Z")]
 """Why not, in the words of another daemon, for people to read: characters as in names, and no last newline either."""
-Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay|tls)://[!-~]+$")]
-ModelKeyText = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}$")]
-RevisionText = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
-WalletText = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}$")]
-NodeIdText = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,64}\.\d{1,4}-\d{1,4}$")]
-PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay|tls)://[!-~]+\Z")]
+ModelKeyText = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}\Z")]
+RevisionText = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}\Z")]
+WalletText = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}\Z")]
+NodeIdText = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,64}\.\d{1,4}-\d{1,4}\Z")]
+PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 MAX_TICKET_CHARS = 12 * 1024
 """64 hops of about 100 bytes, base64: a longer one is no ticket, and is not decoded."""
 TicketText = Annotated[str, Meta(max_length=MAX_TICKET_CHARS)]
@@ -95,9 +95,9 @@ class RegisterRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     weights_bytes: Bytes = 0
     rebalance: bool = False
     """It moves to other layers on the tracker's advice."""
-    direct_url: Annotated[str, Meta(max_length=512, pattern=r"^((http|https|tls)://[!-~]+)?$")] = ""
+    direct_url: Annotated[str, Meta(max_length=512, pattern=r"^((http|https|tls)://[!-~]+)?\Z")] = ""
     """Where a relayed node listens: tried now and then, for a shorter way."""
-    payee: Annotated[str, Meta(pattern=r"^([a-z0-9]{8,64})?$")] = ""
+    payee: Annotated[str, Meta(pattern=r"^([a-z0-9]{8,64})?\Z")] = ""
     """Wallet that this node's work is to be paid to; its own when empty. Kept, not used yet."""
     hardware: HardwareMessage = HardwareMessage()
 
@@ -328,10 +328,10 @@ class Hello(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revision: str = ""
     epoch: Count = 0
     dtype: str = ""
-    public_key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
-    nonce: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    public_key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    nonce: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
     made_at: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
-    proof: Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?$")] = ""
+    proof: Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
 
 
 class Generate(Struct, frozen=True, kw_only=True):

@@ -29,15 +29,15 @@ letters of an HTTP request are refused as a length."""
 MAX_CONTROL_BYTES = MAX_MESSAGE_BYTES
 LENGTH_BYTES = 2
 
-Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """32 random bytes, in hex."""
 Token = Nonce
-Proof = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}$")]
+Proof = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")]
 """An Ed25519 signature, in hex."""
-Certificate = Annotated[str, Meta(max_length=2048, pattern=r"^[A-Za-z0-9+/=]*$")]
+Certificate = Annotated[str, Meta(max_length=2048, pattern=r"^[A-Za-z0-9+/=]*\Z")]
 """The wallet's own certificate, DER in base64 (about 450 characters): who gets it checks its key against the wallet."""
 Ticket = TicketText
-RelayId = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}$")]
+RelayId = Annotated[str, Meta(pattern=r"^[a-z0-9]{8,64}\Z")]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 

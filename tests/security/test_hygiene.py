@@ -14,7 +14,7 @@ import pytest
 
 from meshnet.domain.errors import InvalidRequest
 from meshnet.wire.decode import decode_json
-from meshnet.wire.messages import HeartbeatRequest, Name
+from meshnet.wire.messages import HeartbeatRequest, ModelKeyText, Name, NodeIdText, Url, WalletText
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +61,20 @@ def test_validation_holds_without_asserts() -> None:
 def test_names_with_control_characters_are_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, Name)
+
+
+@pytest.mark.parametrize("kind", [Name, NodeIdText, WalletText, ModelKeyText, Url])
+def test_a_line_break_at_the_end_is_no_part_of_a_name(kind: object) -> None:
+    good = {NodeIdText: "w.0-14", WalletText: "wallet12", Url: "http://n1:1"}.get(kind, "n1")
+    assert msgspec.convert(good, kind) == good
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(f"{good}\n", kind)
+
+
+def test_every_pattern_of_the_wire_ends_where_the_text_ends() -> None:
+    """``$`` also matches before a last line break."""
+    for path in (ROOT / "meshnet" / "wire").glob("*.py"):
+        assert not re.search(r'pattern=r"[^"]*\$"', path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize("lie", ["NaN", "1e308", "-1", "true", '"0"', "null", "1.5", "Infinity", "[]"])
