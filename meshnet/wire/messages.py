@@ -27,9 +27,10 @@ Tps = Annotated[float, Meta(ge=0, le=1e7)]
 """Tokens/s; ten million is beyond any machine and keeps products finite."""
 TailLayers = Annotated[float, Meta(ge=0, le=1000)]
 """What the output head costs a token, in the time of its node's layers; of the node with the last layer."""
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*\Z")]
+_PAINTS_NOTHING = r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*\Z"
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=_PAINTS_NOTHING)]
 """A name people see: no control or direction characters, 128 of them at most."""
-Reason = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*\Z")]
+Reason = Annotated[str, Meta(max_length=512, pattern=_PAINTS_NOTHING)]
 """Why not, in the words of another daemon, for people to read: characters as in names, and no last newline either."""
 Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=r"^(http|https|relay|tls)://[!-~]+\Z")]
 ModelKeyText = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}\Z")]
