@@ -21,8 +21,8 @@ from meshnet.wire.messages import CoverageModel, CoverageResponse, NodeMessage
 
 LABEL_COLUMNS = 18
 """Room for a name (10) and a shard (7) before the cells."""
-HELD, LOADING, SILENT, EMPTY = "#", "+", "?", "."
-"""ASCII: the map must be readable without colours, fonts or UTF-8."""
+HELD, LOADING, SILENT, EMPTY = "#", "o", "~", "."
+"""The console's signs. ASCII: the map must be readable without colours, fonts or UTF-8."""
 
 
 def coverage(

@@ -83,7 +83,7 @@ def test_coverage_map_shows_a_cell_a_layer_and_gaps_in_words() -> None:
         "m: 8 layers",
         "nodes per layer   11122000",
         "n1        0-4     #####...",
-        "n2        3-4     ...++...",
+        "n2        3-4     ...oo...",
         "Held by no node: layers 5-7 (38% of the model). No request can be served.",
         "",
     ]
@@ -266,7 +266,7 @@ def test_layers_that_only_silent_nodes_hold_are_not_called_held(
     sick: dict[str, object], mesh: Mesh, capsys: Capsys
 ) -> None:
     lines = draw(covered((1, 1, 1, 1)), [node("n1", 0, 1, 4), node("n2", 2, 3, 4, **sick)], 80)
-    assert str(lines[3]).startswith("n2        2-3     ..??  ")
+    assert str(lines[3]).startswith("n2        2-3     ..~~  ")
     assert str(lines[-2]) == "Held, but only by nodes that do not answer: layers 2-3."
     mesh[1].nodes[1] |= sick
     assert main(["status", "--tracker", mesh[0]]) == 0

@@ -24,6 +24,8 @@ COLUMNS = (
     Column("state", "STATE", 10, drop=2),
 )
 CELL: dict[str, Span] = {"ready": ("█", "good"), "loading": ("o", "accent"), "draining": ("v", "warn")}
+SUSPECT: Span = ("~", "warn")
+"""The sign that stands beside the word everywhere, ASCII or not; whatever the node says of itself."""
 HOSTS_ROW = "hosts:"
 """Prefix of the key of a model's row that counts hosts."""
 MAX_DIGIT = 9
@@ -68,7 +70,7 @@ def node_map(row: NodeMessage, n_layers: int, width: int) -> Line:
     """Where this node's shard lies: full where it holds the whole group, half where a part."""
     char, tone = CELL[row.state]
     if row.suspect or row.ejected_for_s > 0:
-        char, tone = "▒", "warn"
+        char, tone = SUSPECT
     cells: list[Span] = []
     for group in groups(n_layers, width):
         held = sum(row.shard_start <= layer <= row.shard_end for layer in group)
@@ -140,7 +142,7 @@ def pane(shown: Shown, key: str | None, width: int) -> list[Line]:
         line(
             (" █ ready  ", "good"),
             ("o loading  ", "accent"),
-            ("▒ suspect  ", "warn"),
+            ("~ suspect  ", "warn"),
             ("v draining  · not held", "dim"),
         )
     )
