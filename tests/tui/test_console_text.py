@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.tui.apps import console, lane
@@ -50,3 +52,27 @@ async def test_without_utf8_nothing_but_ascii_is_drawn() -> None:
                 await wait_for(lambda: lane(app).turns and lane(app).turns[-1].finish, pilot)
                 await settle(pilot)
             assert text_of(app).isascii(), [line for line in text_of(app).splitlines() if not line.isascii()][:3]
+
+
+@pytest.mark.parametrize("only_ascii", [False, True])
+async def test_the_map_has_the_signs_of_the_help(only_ascii: bool) -> None:
+    app = console(ascii=only_ascii)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "4")
+        await settle(pilot)
+        silent = next(row for row in text_of(app).splitlines() if " m2-1 " in row and "suspect" in row)
+        assert silent.count("~") > 2 and "+" not in silent
+        for words in ("o loading", "~ suspect", "v draining"):
+            assert words in text_of(app), words
+
+
+async def test_a_nodes_speed_is_said_to_be_a_mean() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "3")
+        await settle(pilot)
+        shown = " ".join(text_of(app).split())
+        assert " 1 MIN " in shown and "NOW" not in shown
+        assert re.search(r" tok/s benchmark .* 1 min mean \d+\.\d ", shown)

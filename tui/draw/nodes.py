@@ -18,7 +18,7 @@ COLUMNS = (
     Column("layers", "LAYERS", 7, right=True),
     Column("state", "STATE", 10),
     Column("bench", "BENCH", 6, right=True, drop=4),
-    Column("seen", "NOW", 6, right=True),
+    Column("seen", "1 MIN", 6, right=True),
     Column("spark", "TOK/S", 10, drop=9),
     Column("queue", "Q", 3, right=True, drop=3),
     Column("sessions", "SESS", 4, right=True),
@@ -141,12 +141,11 @@ def is_relayed(row: NodeMessage) -> bool:
 
 
 def _speed(row: NodeMessage) -> Line:
+    """What a node reports as seen is the mean of its last minute, idle time included."""
     benchmark = f"benchmark {numbers.tps(row.benchmark_tokens_per_sec)} ±{numbers.tps(row.benchmark_spread)}"
     eight = f"   8 at once {numbers.tps(row.benchmark_batch8_tokens_per_sec or None)}"
-    prefill = f"   prefill {numbers.tps(row.prefill_tokens_per_sec or None)}   now "
-    return line(
-        (" speed    ", "dim"), benchmark, eight, prefill, (numbers.tps(row.observed_tokens_per_sec), "strong"), " tok/s"
-    )
+    prefill = f"   prefill {numbers.tps(row.prefill_tokens_per_sec or None)}   1 min mean "
+    return line((" tok/s    ", "dim"), benchmark, eight, prefill, (numbers.tps(row.observed_tokens_per_sec), "strong"))
 
 
 def _load(row: NodeMessage) -> Line:
