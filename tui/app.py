@@ -340,13 +340,14 @@ class ConsoleApp(App[None]):
         self._write(f"meshnet-history-{time.strftime('%Y%m%d-%H%M%S')}.jsonl", text)
 
     def _write(self, name: str, text: str) -> None:
-        path = Path.cwd() / name
+        """Says the name first: of a line that is cut, the folder is what can be spared."""
+        folder = Path.cwd()
         try:
-            path.write_text(text, "utf-8")
+            (folder / name).write_text(text, "utf-8")
         except OSError as error:
-            self.say(f"cannot write {path}: {error.strerror}")
+            self.say(f"cannot write {name}: {error.strerror}, in {folder}")
             return
-        self.say(f"written on the machine that runs the console: {path}")
+        self.say(f"wrote {name} in {folder}")
 
     def copy_text(self, text: str, what: str) -> None:
         """To the operator's clipboard through the terminal."""

@@ -156,8 +156,13 @@ def between_hops(call: CallMessage) -> Line:
     token_ms, hops_ms = (call.duration_s - call.ttft_s) / steps * 1000, sum(spent) / 1000
     if token_ms < hops_ms:
         return ()  # A re-route or a very short answer: the two means are not of the same tokens.
-    text = f"  {token_ms:.1f} ms a token, {hops_ms:.1f} in the hops, {token_ms - hops_ms:.1f} between them"
+    text = f"  {_ms(token_ms)} ms/tok: hops {_ms(hops_ms)}, between {_ms(token_ms - hops_ms)}"
     return line((text, "dim"))
+
+
+def _ms(value: float) -> str:
+    """At most four cells up to ten seconds: a race's lane is 39 wide in a small terminal."""
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def race_verdict(a: Turn, b: Turn) -> Line:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
+import msgspec
 from textual.widgets import Input
 
 from meshnet.domain.errors import NodeFailed, Unreachable
 from tests.tui import canned
 from tests.tui.apps import console, lane
-from tests.tui.rest import feed, press, settle, wait_for
+from tests.tui.rest import feed, poll, press, settle, wait_for
 from tests.tui.screen_text import text_of
+from tui.chat import between_hops
+from tui.draw.spans import plain, width_of
 from tui.views.chat_view import ChatView
+
+replace = msgspec.structs.replace
 
 
 async def test_chat_over_a_pinned_route_says_what_the_pin_costs() -> None:
@@ -122,6 +128,24 @@ async def test_a_race_asks_both_routes_with_one_seed_and_compares() -> None:
         assert first.temperature == second.temperature == 0.3
         assert {first.route == (), second.route == ()} == {True, False}
         assert "same text" in text_of(app)
+
+
+async def test_a_race_in_a_small_terminal_cuts_no_sum() -> None:
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "down", "down", "b")
+        await settle(pilot)
+        await press(pilot, *"hello", "enter")
+        await wait_for(lambda: all(lane(app, n).turns and lane(app, n).turns[-1].finish for n in "ab"), pilot)
+        await poll(pilot)
+        (row,) = [row for row in text_of(app).splitlines() if "ms/tok: hops" in row]
+        assert re.search(r"ms/tok: hops \d+\.\d, between \d+\.\d ", row), row
+        room = lane(app, "b").size.width
+    for scale in (1, 10, 100):
+        hops = (replace(canned.A, computing_us=18_700 * scale, queued_us=100 * scale),)
+        slow = canned.call(1, "exploit", hops, ttft_s=0.2, duration_s=0.2 + 147 * 0.0999 * scale)
+        assert width_of(between_hops(slow)) <= room, plain(between_hops(slow))
 
 
 async def test_quitting_in_mid_stream_asks_once_and_is_clean() -> None:
