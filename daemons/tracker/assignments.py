@@ -19,7 +19,7 @@ from meshnet.domain.assignment import Assignment, JoinRequest, ModelNeed, assign
 from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, ModelCost, Promise
 from meshnet.domain.demand import DemandStats
 from meshnet.domain.errors import InvalidRequest, MeshnetError, WeightsError
-from meshnet.domain.ids import ModelKey, is_model_key
+from meshnet.domain.ids import ModelKey, NodeId, is_model_key
 from meshnet.domain.nodes import Node
 from meshnet.domain.reservations import Reservation, Reservations
 from meshnet.domain.shards import Shard
@@ -35,8 +35,16 @@ MAX_SOURCES = 8
 """Addresses a joiner is told: enough that one of them lives; each is asked in turn."""
 MAX_LEARNED = 200
 """Manifests of nodes kept: about 100 KB each for a model of 80 layers."""
+MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES = 2 << 20, 1 << 18
+"""Of a stranger: 4,096 layers are 1 MB of manifest, a config is a few KB. They are parsed between two calls' tokens."""
 LEARN_S = 3.0
 """A node gives its manifest within this, or its model is not offered this time."""
+LEARN_AT_ONCE = 8
+"""Nodes asked together, so that one assignment waits for LEARN_S; answers may have 16 MiB until they are refused."""
+FORGIVE_S = 60.0
+"""A node that gave nothing good is not asked again within this, so that it delays one assignment and not each."""
+UNUSABLE = (MeshnetError, ValueError, TypeError, ArithmeticError, RecursionError)
+"""What reading a stranger's files may come to."""
 
 
 class SmallFiles(Protocol):
@@ -80,6 +88,9 @@ class Assignments:
         self._own_url = own_url
         self._dial = dial
         self._learned: dict[tuple[str, str], Offer] = {}
+        self._learning = asyncio.Lock()
+        self._not_before: dict[NodeId, float] = {}
+        """When nodes that gave nothing good may be asked again."""
         self.reservations = Reservations()
         fleet.listen(self._on_change)
 
@@ -109,9 +120,9 @@ class Assignments:
     async def offers(self) -> list[Offer]:
         """What may be assigned: of a model that is served here only the weights that are; else the store's."""
         own = await asyncio.to_thread(self._own_offers)
-        await self._learn(own)
-        live = {(node.model_key, node.revision) for node in self._fleet.nodes()}
-        live |= {(held.model_key, held.revision) for held in self.reservations.live(self._now())}
+        async with self._learning:  # Of ten that ask at once the first asks the strangers.
+            await self._learn(own)
+        live = self._live()
         served = {model_key for model_key, _ in live}
         known = {**self._learned, **{offer.key: offer for offer in own}}
         return [
@@ -134,7 +145,7 @@ class Assignments:
             if offer.manifest.revision != node.revision:
                 return None
             return model_cost(offer.manifest, offer.config, node.dtype)
-        except MeshnetError:
+        except UNUSABLE:
             return None
 
     def _own_offers(self) -> list[Offer]:
@@ -150,29 +161,47 @@ class Assignments:
         return offers
 
     async def _learn(self, own: Sequence[Offer]) -> None:
-        """Ask live nodes for the manifests of models that are not known yet."""
+        """Ask live nodes for the manifests of models that are not known yet; forget those that are gone."""
+        now, live = self._now(), self._live()
+        self._learned = {key: offer for key, offer in self._learned.items() if key in live}
+        self._not_before = {node_id: at for node_id, at in self._not_before.items() if at > now}
         known = {offer.key for offer in own} | self._learned.keys()
         strangers = {
             (node.model_key, node.revision): node
             for node in self._fleet.nodes()
-            if (node.model_key, node.revision) not in known and _can_be_asked(node.url)
+            if (node.model_key, node.revision) not in known
+            and node.node_id not in self._not_before
+            and _can_be_asked(node.url)
         }
-        for key, node in list(strangers.items())[: MAX_LEARNED - len(self._learned)]:
-            try:
-                async with asyncio.timeout(LEARN_S):
-                    self._learned[key] = await self._ask(node)
-            except (MeshnetError, TimeoutError) as error:
-                log.info("manifest not learned node=%s reason=%s", node.node_id, getattr(error, "message", "silent"))
+        asked = list(strangers.values())[: min(LEARN_AT_ONCE, MAX_LEARNED - len(self._learned))]
+        await asyncio.gather(*(self._learn_from(node) for node in asked))
+
+    def _live(self) -> set[tuple[str, str]]:
+        """Exact weights that nodes hold or were given."""
+        live: set[tuple[str, str]] = {(node.model_key, node.revision) for node in self._fleet.nodes()}
+        return live | {(held.model_key, held.revision) for held in self.reservations.live(self._now())}
+
+    async def _learn_from(self, node: Node) -> None:
+        try:
+            async with asyncio.timeout(LEARN_S):
+                offer = await self._ask(node)
+            model_cost(offer.manifest, offer.config, node.dtype)
+        except (*UNUSABLE, TimeoutError) as error:
+            log.warning("manifest not learned node=%s reason=%s", node.node_id, _reason(error))
+            self._not_before[node.node_id] = self._now() + FORGIVE_S
+        else:
+            self._learned[offer.key] = offer
 
     async def _ask(self, node: Node) -> Offer:
         source = self._dial(node.url)
-        manifest = decode_manifest(await source.small(node.model_key, MANIFEST_NAME), f"the manifest of {node.url}")
+        data = await source.small(node.model_key, MANIFEST_NAME)
+        _check_size(data, MAX_MANIFEST_BYTES, f"the manifest of {node.url}")
+        manifest = decode_manifest(data, f"the manifest of {node.url}")
         if (manifest.model_key, manifest.revision) != (node.model_key, node.revision):
             raise WeightsError(f"{node.url} gives the manifest of {manifest.model_key} {manifest.revision}.")
-        try:
-            config = json.loads(await source.small(node.model_key, layout.CONFIG))
-        except ValueError as error:
-            raise WeightsError(f"{node.url} gives a config that is not JSON: {error}.") from None
+        data = await source.small(node.model_key, layout.CONFIG)
+        _check_size(data, MAX_CONFIG_BYTES, f"the config of {node.url}")
+        config = json.loads(data)
         return Offer(manifest, config if isinstance(config, dict) else {}, here=False)
 
     def _needs(self, offers: Sequence[Offer], dtype: str) -> list[ModelNeed]:
@@ -182,8 +211,8 @@ class Assignments:
         for offer in offers:
             try:
                 cost = model_cost(offer.manifest, offer.config, dtype)
-            except MeshnetError as error:
-                log.warning("model has no cost model=%s reason=%s", offer.manifest.model_key, error.message)
+            except UNUSABLE as error:
+                log.warning("model has no cost model=%s reason=%s", offer.manifest.model_key, _reason(error))
                 continue
             demand_rpm = stats.get(cost.model_key, {}).get("rpm_last_hour", 0.0)
             needs.append(ModelNeed(cost, demand_rpm, tuple(self._fleet.nodes(cost.model_key)), reserved))
@@ -218,6 +247,15 @@ class Assignments:
     def _on_change(self, change: Change) -> None:
         if change.kind == "joined":
             self.reservations.release(change.node.wallet)
+
+
+def _check_size(data: bytes, most: int, where: str) -> None:
+    if len(data) > most:
+        raise WeightsError(f"{where} has {len(data)} bytes; {most} are the most.")
+
+
+def _reason(error: BaseException) -> str:
+    return error.message if isinstance(error, MeshnetError) else f"{type(error).__name__} {error}"[:200]
 
 
 def _named_shard(request: AssignmentRequest) -> Shard | None:

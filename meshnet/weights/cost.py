@@ -18,6 +18,8 @@ from meshnet.weights.manifest import FileEntry, Manifest
 LINEAR_ATTENTION = "linear_attention"
 STATE_ITEMSIZE = 4
 """The recurrent state of linear attention is float32 whatever the dtype."""
+LARGEST = 1 << 24
+"""Heads, or elements of one: a thousand times what models have, and products of five of them are still figures."""
 STORED_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 QUANTIZED_BYTES = {"fp8": 1.0, "mxfp4": 0.53125}
 """Bytes of an element as stored; mxfp4 has 4 bits and a scale byte for each 32. Attention, which stays 16 bits, is
@@ -25,7 +27,7 @@ counted as if quantized too: the cost comes out high, never low."""
 
 
 def model_cost(manifest: Manifest, config: Mapping[str, Any], dtype: str) -> ModelCost:
-    """Raises WeightsError naming a config that does not say how large its attention is."""
+    """Raises WeightsError naming a config that does not say how large its attention is, or says nonsense."""
     itemsize = ITEMSIZE[dtype]
     growth = itemsize / _stored_bytes(manifest)
     layers = sorted((entry for entry in manifest.files if entry.kind == "layer"), key=lambda entry: entry.layer or 0)
@@ -63,15 +65,19 @@ def _file(manifest: Manifest, kind: str) -> FileEntry:
 
 def _layer_types(config: Mapping[str, Any], n_layers: int) -> list[str]:
     named = config.get("layer_types")
-    return [str(kind) for kind in named] if isinstance(named, list) and len(named) == n_layers else [""] * n_layers
+    if not isinstance(named, list) or len(named) != n_layers:
+        return [""] * n_layers
+    return [kind if isinstance(kind, str) else "" for kind in named]
 
 
 def _kv_size(manifest: Manifest, config: Mapping[str, Any]) -> int:
     """Elements of a layer's keys for one token."""
     heads = _number(config, "num_attention_heads", manifest.model_key)
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or manifest.hidden_size // heads
-    return int(kv_heads) * int(head_dim)
+    defaults = {"num_key_value_heads": heads, "head_dim": manifest.hidden_size // heads}
+    kv_heads, head_dim = (
+        _number(config, name, manifest.model_key) if config.get(name) else default for name, default in defaults.items()
+    )
+    return kv_heads * head_dim
 
 
 def _state_bytes(config: Mapping[str, Any], itemsize: int) -> int:
@@ -86,6 +92,7 @@ def _state_bytes(config: Mapping[str, Any], itemsize: int) -> int:
 
 def _number(config: Mapping[str, Any], name: str, where: str) -> int:
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise WeightsError(f"{where}: {name} is {value!r}; it must be a positive number.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        said = value if isinstance(value, (int, float)) else type(value).__name__
+        raise WeightsError(f"{where}: {name} is {str(said)[:64]}; it must be a whole number from 1 to {LARGEST}.")
     return value

@@ -22,6 +22,11 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 """Version of the layout on disk. A reader refuses others by name instead of guessing."""
 
+MOST_BYTES = 1 << 50
+"""Of one file: as much as the wire's messages can say."""
+MOST_ELEMENTS = 1 << 31
+"""Of a row, a vocabulary, a context: a thousand times what models have."""
+
 FileKind = Literal["config", "tokenizer", "layer", "embedding", "head"]
 
 # Names come from other machines too and become paths: one plain component, never hidden, never a parent.
@@ -123,12 +128,13 @@ def _first_problem(manifest: Manifest) -> str | None:
         return f"{manifest.model_key!r} is no model name"
     if not 1 <= manifest.n_layers <= MAX_LAYERS:
         return f"n_layers is {manifest.n_layers}"
-    if min(manifest.hidden_size, manifest.vocab_size, manifest.context_length) < 1:
-        return "hidden_size, vocab_size and context_length must be positive"
+    sizes = (manifest.hidden_size, manifest.vocab_size, manifest.context_length)
+    if not 1 <= min(sizes) <= max(sizes) <= MOST_ELEMENTS:
+        return f"hidden_size, vocab_size and context_length must be positive, and {MOST_ELEMENTS} at most"
     for entry in manifest.files:
         if not _FILE_NAME.fullmatch(entry.name) or entry.name == MANIFEST_NAME:
             return f"{entry.name!r} is no file name of a model"
-        if entry.size_bytes < 0 or not _SHA256.fullmatch(entry.sha256):
+        if not 0 <= entry.size_bytes <= MOST_BYTES or not _SHA256.fullmatch(entry.sha256):
             return f"size or hash of {entry.name} is malformed"
         if (entry.kind == "layer") != (entry.layer is not None):
             return f"{entry.name} says kind {entry.kind} and layer {entry.layer}"

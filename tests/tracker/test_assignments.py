@@ -17,10 +17,13 @@ from aiohttp import web
 from daemons.kit.files import FileServer
 from daemons.kit.signing import RequestSigner
 from daemons.kit.web import make_app, serve
+from daemons.tracker.assignments import FORGIVE_S, LEARN_AT_ONCE, Assignments
+from daemons.tracker.fleet import Fleet
 from daemons.tracker.rebalancing import ADVICE_S
 from meshnet.client.files import FilesClient
 from meshnet.client.http import Credentials, open_http
 from meshnet.domain.budget import DEFAULT_WORKSPACE_BYTES, Promise, memory_need
+from meshnet.domain.demand import DemandStats
 from meshnet.domain.errors import InvalidRequest, NotFound
 from meshnet.domain.ids import wallet_of
 from meshnet.domain.shards import Shard
@@ -288,3 +291,83 @@ async def test_files_are_served_by_the_tracker(offering: Running, store: Store) 
         client = FilesClient(http, offering.url, Credentials(signer=signer))
         manifest = json.loads(await client.small(MODEL, "manifest.json"))
     assert manifest["revision"] == store.open(MODEL).manifest.revision
+
+
+class Liars:
+    """Strangers that serve ``manifest`` with a config of these bytes, over a clock that the test turns."""
+
+    def __init__(self, store: Store, manifest: Manifest, config: bytes) -> None:
+        self.manifest, self.config = manifest, config
+        self.time, self.asked, self.at_once, self.most_at_once = 0.0, [], 0, 0
+        self.fleet = Fleet(lambda: self.time)
+        demand = DemandStats("t", 1, "")
+        self.assignments = Assignments(
+            self.fleet, demand, store, lambda: self.time, lambda: 1e9, lambda: "http://192.0.2.1:1", self.dial
+        )
+
+    def dial(self, url: str) -> Liars:
+        self.asked.append(url)
+        return self
+
+    async def small(self, model_key: str, name: str) -> bytes:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        for _ in range(3):  # As long as the others need to ask, too.
+            await asyncio.sleep(0)
+        self.at_once -= 1
+        return encode_manifest(self.manifest) if name == "manifest.json" else self.config
+
+    def join(self, number: int, revision: str) -> str:
+        lease = self.fleet.register(
+            claim(number, 0, 29, f"http://198.51.100.{number}:7", model_key="other", revision=revision)
+        )
+        return lease.node.node_id
+
+    async def assign(self) -> AssignmentResponse:
+        return await self.assignments.assign(
+            AssignmentRequest(wallet=wallet(30), name="n", memory_budget_bytes=4 << 30, model_key=MODEL)
+        )
+
+
+NONSENSE = {
+    "nested without end": b"[" * 200_000,
+    "more than a config": b" " * (1 << 19),
+    "no JSON": b"\xff",
+    "not a table": b"[]",
+    "a number too long to read": b'{"num_attention_heads":' + b"9" * 5000 + b"}",
+    "endless": b'{"num_attention_heads": 9, "head_dim": Infinity}',
+    "text for a number": b'{"num_attention_heads": 9, "num_key_value_heads": "x"}',
+    "below zero": b'{"num_attention_heads": 9, "num_key_value_heads": -5}',
+    "beyond any machine": b'{"num_attention_heads": 9, "head_dim": 1' + b"0" * 400 + b"}",
+    "lists for kinds": b'{"num_attention_heads": "9", "layer_types": [' + b"[]," * 29 + b"[]]}",
+}
+
+
+@pytest.mark.parametrize("config", NONSENSE.values(), ids=NONSENSE)
+async def test_node_that_serves_nonsense_stops_nobodys_assignment(store: Store, tmp_path: Path, config: bytes) -> None:
+    write_model(store)
+    other = write_model(Store(tmp_path / "other"), "other")
+    liars = Liars(store, other, config)
+    node_id = liars.join(1, other.revision)
+    for _ in range(2):
+        assert (await liars.assign()).model_key == MODEL
+    assert len(liars.asked) == 1, "it is not asked again at once"
+    assert {offer.manifest.model_key for offer in await liars.assignments.offers()} == {MODEL}
+    liars.time += FORGIVE_S + 1
+    liars.config = json.dumps(CONFIG).encode()
+    assert {offer.manifest.model_key for offer in await liars.assignments.offers()} == {MODEL, "other"}
+    liars.fleet.leave(node_id)
+    await liars.assignments.offers()
+    liars.join(1, other.revision)
+    await liars.assignments.offers()
+    assert len(liars.asked) == 3, "what nobody has any more is not kept"
+
+
+async def test_strangers_are_asked_together_and_each_once(store: Store, tmp_path: Path) -> None:
+    write_model(store)
+    liars = Liars(store, write_model(Store(tmp_path / "other"), "other"), b"{}")
+    for number in range(1, 2 * LEARN_AT_ONCE + 1):
+        liars.join(number, f"{number:016x}")
+    await asyncio.gather(liars.assign(), liars.assign(), liars.assign())
+    assert (len(set(liars.asked)), len(liars.asked)) == (2 * LEARN_AT_ONCE, 2 * LEARN_AT_ONCE)
+    assert liars.most_at_once == LEARN_AT_ONCE

@@ -44,6 +44,14 @@ def test_config_without_heads_is_named(tiny: Store) -> None:
         model_cost(model.manifest, config, "float32")
 
 
+@pytest.mark.parametrize("value", ["x", -5, float("inf"), 1 << 60, [[]], True])
+@pytest.mark.parametrize("name", ["num_key_value_heads", "head_dim"])
+def test_config_that_says_nonsense_is_named(tiny: Store, name: str, value: Any) -> None:
+    model = tiny.open("tiny")
+    with pytest.raises(WeightsError, match=name):
+        model_cost(model.manifest, {**model.config, name: value}, "float32")
+
+
 LINEAR: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_key_head_dim": 4,
