@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ from meshnet.wire.messages import NodeStatus
 LOOK_EVERY_S = 0.25
 """Often enough to feel live; a look is one loopback request per daemon (about 2 ms)."""
 LOG_TAIL_LINES = 8
+SEARCHED_LINES = 1000
+"""A start writes some 20 lines; a thousand are more than the 64 KiB that are read."""
+NO_KEY = ("unauthorized", "wrong_scope")
+"""Codes of a node that shows its status to holders of a key only."""
+_STAMP = re.compile(r"\S+Z [A-Z]+ \S+ ")
+"""What a log's line begins with: time, level, logger."""
 
 Phase = Literal["starting", "loading", "joining", "ready", "failed"]
 
@@ -115,13 +122,35 @@ async def _look(door: Door, home: Home, daemon: Watched) -> Sight:
     try:
         tracker, node = door(record.url)
         if daemon.spec.kind == "node":
-            return _sight_of(name, record.url, await node.status())
+            return await _look_at_node(node, daemon, record.url)
         await tracker.health()
     except (Unreachable, DeadlineExceeded):
         return Sight(name, "starting", record.url, "not answering yet")
     except MeshnetError as error:
         return Sight(name, "starting", record.url, error.message)
     return Sight(name, "ready", record.url)
+
+
+async def _look_at_node(node: NodeClient, daemon: Watched, url: str) -> Sight:
+    try:
+        return _sight_of(daemon.spec.name, url, await node.status())
+    except MeshnetError as error:
+        if error.code not in NO_KEY:
+            raise
+    return await _look_from_outside(node, daemon, url)
+
+
+async def _look_from_outside(node: NodeClient, daemon: Watched, url: str) -> Sight:
+    """A node that does not tell us its status, since we have no key to read: what its health and its log say."""
+    name, seen = daemon.spec.name, "its status needs a key of scope read in MESHNET_API_KEY"
+    state = (await node.health()).status
+    if daemon.started is None:
+        return Sight(name, "ready" if state == "ready" else "loading", url, f"{state}; {seen}")
+    lines = log_tail(daemon.started.log, daemon.started.log_offset, SEARCHED_LINES)
+    if state == "ready" and any(" registered node=" in line for line in lines):
+        return Sight(name, "ready", url, seen)
+    said = _STAMP.sub("", lines[-1], count=1) if lines else state
+    return Sight(name, "joining" if state == "ready" else "loading", url, said)
 
 
 def _sight_of(name: str, url: str, status: NodeStatus) -> Sight:

@@ -1,7 +1,8 @@
 """Tiny daemons that speak just enough of the wire for the command line: real processes, real sockets, canned answers.
 
 Run as ``python -m daemons.tracker`` and ``-m daemons.node`` from a folder that the fixtures put before the real ones.
-FAKE_FAIL, FAKE_STUBBORN and FAKE_LOADING name the daemons that die at start, ignore SIGTERM, or never become ready.
+FAKE_FAIL, FAKE_STUBBORN, FAKE_LOADING and FAKE_LOCKED name the daemons that die at start, ignore SIGTERM, never become
+ready, or show their status to nobody.
 """
 
 from __future__ import annotations
@@ -200,7 +201,13 @@ class TrackerHandler(BaseHTTPRequestHandler):
 
 class NodeHandler(TrackerHandler):
     def do_GET(self) -> None:
-        self._json(self.server.status)  # type: ignore[attr-defined]
+        status = self.server.status  # type: ignore[attr-defined]
+        if self.path == "/healthz":
+            self._json({"status": status["state"], "version": "fake"})
+        elif status["name"] in os.environ.get("FAKE_LOCKED", "").split(","):
+            self._error(401, "unauthorized", "This needs an API key: Authorization: Bearer mnk_…")
+        else:
+            self._json(status)
 
 
 class Server(ThreadingHTTPServer):
@@ -235,6 +242,7 @@ def main(kind: str) -> None:
     _write_run_file(kind, name, url)
     if kind == "node":
         _register(options, url)
+        print(f"2026-01-01T00:00:00.000Z INFO daemons.node.announce registered node={name}", flush=True)
     server.serve_forever()
 
 

@@ -87,6 +87,24 @@ def test_up_gives_up_in_time_and_says_who_is_late(machine: Machine) -> None:
     assert "n3 not ready in time: loading layers 0-29: 40 % of 100 B" in up.stderr
 
 
+def test_up_sees_a_node_ready_that_shows_its_status_to_keys_only(machine: Machine) -> None:
+    assert machine.run("up", "tracker").returncode == 0
+    words = ("up", "node", "--model", "smollm2-135m", "--shard", "0-29", "--name", "a")
+    up = machine.run(*words, FAKE_LOCKED="a")
+    assert up.returncode == 0, up.stderr
+    assert "started  its status needs a key of scope read in MESHNET_API_KEY" in up.stdout
+    assert machine.run(*words, FAKE_LOCKED="a").returncode == 0
+
+
+def test_up_that_may_not_read_a_nodes_status_says_what_the_node_says(machine: Machine) -> None:
+    assert machine.run("up", "tracker").returncode == 0
+    words = ("up", "node", "--model", "smollm2-135m", "--shard", "0-29", "--name", "a", "--timeout", "3")
+    up = machine.run(*words, FAKE_LOCKED="a", FAKE_LOADING="a")
+    assert up.returncode == 1
+    assert "a not ready in time: registered node=a." in up.stderr
+    assert "API key" not in up.stderr
+
+
 def test_up_without_tracker_starts_no_node(machine: Machine) -> None:
     up = machine.run("up", FAKE_FAIL="tracker")
     assert up.returncode == 1
