@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshnet.domain.addresses import check_address
-from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, DEFAULT_SESSIONS, Promise
+from meshnet.domain.budget import DEFAULT_CONTEXT_TOKENS, DEFAULT_SESSIONS, Promise, parse_size
 from meshnet.domain.errors import InvalidRequest, StartError
 from meshnet.domain.ids import is_model_key
 from meshnet.domain.keys import Profile
@@ -16,8 +16,6 @@ from meshnet.domain.shards import Shard, parse_shard
 
 MIN_CONTEXT_TOKENS = 128
 """What the benchmark at start needs: a prompt of 64 tokens and some after it."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _WALLET = re.compile(r"[a-z0-9]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -132,12 +130,10 @@ class NodeSettings:
 
 
 def _size(name: str, text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise StartError(f"--{name} is {text!r}; write it as 512MiB or 2GB.")
-    unit = match[2].lower().rstrip("b")
-    factor = 1024 if unit.endswith("i") else 1000
-    return int(float(match[1]) * factor ** _UNITS[unit.rstrip("i")])
+    try:
+        return parse_size(text)
+    except InvalidRequest as error:
+        raise StartError(f"--{name}: {error.message}") from None
 
 
 def is_loopback(host: str) -> bool:

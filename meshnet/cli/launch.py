@@ -64,8 +64,13 @@ class Started:
 
 def command(spec: DaemonSpec) -> list[str]:
     """The full command line. ``-P``: a folder named ``daemons`` where the user stands must not be imported."""
-    words = [sys.executable, "-P", "-m", f"daemons.{spec.kind}", "--name", spec.name]
-    for key, value in spec.settings.items():
+    return [sys.executable, "-P", "-m", f"daemons.{spec.kind}", "--name", spec.name, *flags(spec.settings)]
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a daemon's command line."""
+    words: list[str] = []
+    for key, value in settings.items():
         if key != "name" and key not in WITHOUT_FLAG:
             words += _flag(f"--{key.replace('_', '-')}", value)
     return words

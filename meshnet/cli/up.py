@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from meshnet.cli import exits, lock, processes, readiness
+from meshnet.cli import exits, launch, lock, processes, readiness
 from meshnet.cli.bringup import BringUp, Report, cores
 from meshnet.cli.connect import ask, find_tracker
 from meshnet.cli.home import Home, home_of
 from meshnet.cli.launch import DaemonSpec, run_in_foreground
-from meshnet.cli.meshfile import find_mesh
+from meshnet.cli.meshfile import DEFAULT_FILE, find_mesh, is_there
+from meshnet.cli.names import name_node
 from meshnet.cli.terminal import complain, console, error_console, visible
+from meshnet.domain.budget import parse_size
 from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.routing import MAX_ALPHA, MAX_HALF_LIFE_S, POLICY_NAMES, RoutingConfig
 from meshnet.domain.shards import parse_shard
@@ -138,7 +140,7 @@ def tracker(
         route_stats_half_life=route_stats_half_life,
         config=config,
     )
-    _one(DaemonSpec("tracker", name or "tracker", settings), foreground, timeout_s)
+    _one(DaemonSpec("tracker", name or "tracker", settings), settings, foreground, timeout_s)
 
 
 @app.command()
@@ -185,10 +187,14 @@ def node(
     of them is fetched from the mesh.
     """
     check_shard(shard)
-    settings = _given(
+    check_model_of(shard, model, config)
+    check_size("--memory", memory)
+    check_size("--kv-budget", kv_budget)
+    check_relays(relay or ())
+    said = _given(
         model=model,
         shard=shard,
-        tracker=find_tracker(tracker, os.environ, Path.cwd()),
+        tracker=tracker,
         memory=memory,
         sessions=sessions,
         context=context,
@@ -200,14 +206,21 @@ def node(
         ca_file=ca_file,
         allow_cidrs=allow_cidrs,
         advertise_url=advertise_url,
-        threads=threads or cores(),
+        threads=threads,
         dtype=dtype,
         kv_budget=kv_budget,
         delay_per_layer_ms=delay_per_layer_ms,
         rebalance=rebalance or None,
         config=config,
     )
-    _one(DaemonSpec("node", name or _free_name(home_of(os.environ)), settings), foreground, timeout_s)
+    settings = {
+        **said,
+        "tracker": find_tracker(tracker, os.environ, Path.cwd()),
+        "threads": threads or cores(),
+    }
+    if name is None:
+        name = name_node(home_of(os.environ), said, _names_of_meshfile(Path.cwd()))
+    _one(DaemonSpec("node", name, settings), said, foreground, timeout_s)
 
 
 @app.command()
@@ -226,16 +239,17 @@ def relay(
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a relay: nodes behind NAT are reached through it."""
-    settings = _given(
+    said = _given(
         host=host,
         port=port,
         splice_port=splice_port,
-        trackers=trackers or own_trackers(home_of(os.environ)),
+        trackers=trackers,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         config=config,
     )
-    _one(DaemonSpec("relay", name or "relay", settings), foreground, timeout_s)
+    settings = said | _given(trackers=trackers or own_trackers(home_of(os.environ)))
+    _one(DaemonSpec("relay", name or "relay", settings), said, foreground, timeout_s)
 
 
 def check_routing(**knobs: Any) -> None:
@@ -253,6 +267,39 @@ def check_shard(text: str | None) -> None:
         raise typer.BadParameter(error.message, param_hint="'--shard'") from None
 
 
+def check_model_of(shard: str | None, model: str | None, config: Path | None) -> None:
+    """The same for layers of no model."""
+    if shard and not model and not config and not os.environ.get("MESHNET_MODEL", "").strip():
+        raise typer.BadParameter(
+            f"Layers {shard} of which model? Give --model too, or neither.", param_hint="'--shard'"
+        )
+
+
+def check_size(flag: str, text: str | None) -> None:
+    """The same for memory."""
+    if text is None:
+        return
+    try:
+        parse_size(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message, param_hint=f"'{flag}'") from None
+
+
+def check_relays(urls: Sequence[str]) -> None:
+    """The same for relays."""
+    for url in urls:
+        if not url.startswith(("ws://", "wss://")):
+            raise typer.BadParameter(
+                f"{url!r} is no relay's address: it begins with ws:// or wss://.", param_hint="'--relay'"
+            )
+
+
+def _names_of_meshfile(folder: Path) -> list[str]:
+    """Names that a mesh written down here gives its nodes, running or not."""
+    mesh = find_mesh(None, folder) if is_there(folder / DEFAULT_FILE) else None
+    return [str(node["name"]) for node in mesh.nodes] if mesh is not None else []
+
+
 def own_trackers(home: Home) -> str | None:
     """Wallets of the trackers that run in this home: a relay beside them takes their tickets. None: there are none."""
     urls = [record.url for record in processes.living(home) if record.kind == "tracker" and record.url]
@@ -264,12 +311,28 @@ def _given(**settings: Any) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None and value != []}
 
 
-def _one(spec: DaemonSpec, foreground: bool, timeout_s: float) -> None:
+def _one(spec: DaemonSpec, said: Iterable[str], foreground: bool, timeout_s: float) -> None:
+    """``said``: the settings that this command line names."""
     if foreground:
         bring_up = BringUp(home_of(os.environ), os.environ, console(), timeout_s)
         run_in_foreground(bring_up.prepared(spec), os.environ)
     report = _locked(timeout_s, lambda bring_up: bring_up.one(spec))
-    raise typer.Exit(_tell(home_of(os.environ), report, whole=False))
+    code = _tell(home_of(os.environ), report, whole=False)
+    if spec.name in report.kept and (other := _other_flags(spec, said)):
+        text = f"{spec.name} ran already, without {other}: flags do not change a running daemon."
+        console().print(f"{visible(text)} First: meshnet down {visible(spec.name)}", soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def _other_flags(spec: DaemonSpec, said: Iterable[str]) -> str:
+    """What this command line says and that of the running daemon does not."""
+    record = home_of(os.environ).record(spec.name)
+    process = processes.find(record) if record is not None else None
+    if process is None:
+        return ""
+    runs_with = f" {' '.join(process.cmdline())} "
+    flags = (" ".join(launch.flags({key: spec.settings[key]})) for key in said)
+    return ", ".join(flag for flag in flags if f" {flag} " not in runs_with)
 
 
 def _locked(timeout_s: float, work: Callable[[BringUp], Report]) -> Report:
@@ -284,12 +347,6 @@ def _locked(timeout_s: float, work: Callable[[BringUp], Report]) -> Report:
         except KeyboardInterrupt:
             out.print("Interrupted. What was started goes on: meshnet status shows it, meshnet down stops it.")
             raise
-
-
-def _free_name(home: Home) -> str:
-    """n1, n2, …: the first that no running daemon has, so that a node started again finds its wallet."""
-    taken = {record.name for record in processes.living(home)}
-    return next(name for name in (f"n{number}" for number in range(1, len(taken) + 2)) if name not in taken)
 
 
 def _tell(home: Home, report: Report, whole: bool) -> int:

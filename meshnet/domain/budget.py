@@ -7,6 +7,7 @@ memory(shard) = weights in the node's dtype
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,18 @@ DEFAULT_SHARE = 0.8
 DEFAULT_CONTEXT_TOKENS = 4096
 DEFAULT_SESSIONS = 4
 """KV promised unasked: four chats of some pages each. Raising either costs layers."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB`` or ``2GB``. Raises InvalidRequest."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{text!r} is no size; write it as 512MiB or 2GB.")
+    unit = match[2].lower().rstrip("b")
+    factor = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * factor ** _UNITS[unit.rstrip("i")])
 
 
 @dataclass(frozen=True, slots=True)

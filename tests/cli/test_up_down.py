@@ -238,6 +238,50 @@ def test_up_node_takes_the_next_name_and_the_tracker_of_the_home(machine: Machin
     assert set(pids(machine)) == {"tracker", "n2"}
 
 
+@pytest.mark.slow
+def test_unnamed_node_takes_no_dead_nodes_name_unless_it_is_the_same_command(machine: Machine) -> None:
+    assert machine.run("up").returncode == 0
+    dead = pids(machine)["n3"]
+    os.kill(dead, signal.SIGKILL)
+    _wait_dead(dead)
+    words = ("up", "node", "--model", "smollm2-135m", "--shard", "0-29", "--threads", "2")
+    assert machine.run(*words).returncode == 0
+    assert set(pids(machine)) == {"tracker", "n1", "n2", "n4"}
+    assert machine.run("down", "n4").returncode == 0
+    assert machine.run(*words).returncode == 0
+    assert machine.run(*words[:-2]).returncode == 0
+    assert set(pids(machine)) == {"tracker", "n1", "n2", "n4", "n5"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--memory", "banana"), "'banana' is no size"),
+        (("--kv-budget", "much"), "'much' is no size"),
+        (("--shard", "0-14"), "Layers 0-14 of which model?"),
+        (("--shard", "abc", "--model", "smollm2-135m"), "abc"),
+        (("--relay", "http://a:7090"), "it begins with ws:// or wss://"),
+    ],
+)
+def test_flags_that_cannot_be_are_usage_errors_before_any_start(
+    machine: Machine, words: tuple[str, ...], said: str
+) -> None:
+    up = machine.run("up", "node", *words, COLUMNS="200")
+    assert up.returncode == 2
+    assert said in up.stderr
+    assert not (machine.root / "home/run").exists() and not (machine.root / "home/nodes").exists()
+
+
+def test_flags_for_a_daemon_that_runs_are_said_to_change_nothing(machine: Machine) -> None:
+    assert machine.run("up", "tracker", "--host", "127.0.0.1").returncode == 0
+    same = machine.run("up", "tracker", "--host", "127.0.0.1")
+    assert "kept" in same.stdout and "flags do not change" not in same.stdout
+    other = machine.run("up", "tracker", "--host", "127.0.0.1", "--port", "1")
+    assert other.returncode == 0
+    assert "tracker ran already, without --port 1: flags do not change a running daemon." in other.stdout
+    assert "First: meshnet down tracker" in other.stdout
+
+
 def test_logs_shows_and_follows(machine: Machine) -> None:
     assert "There are no logs" in machine.run("logs").stderr
     assert machine.run("up", "tracker").returncode == 0
