@@ -49,18 +49,20 @@ class ChatView(Vertical):
         self.model_key = ""
         self.racing = False
         self.settings = ChatSettings()
+        # Held, not looked for: a search goes through every block of every answer.
+        self._head_lines, self._verdict = Lines(id="chat-head"), Lines(id="verdict")
+        self._a, self._b = Lane("a"), Lane("b")
+        self._entry = Entry(self._entered, id="prompt", placeholder="ask the mesh")
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="chat-head")
-        with Horizontal(id="lanes"):
-            yield Lane("a")
-            yield Lane("b")
-        yield Lines(id="verdict")
-        yield Entry(self._entered, id="prompt", placeholder="ask the mesh")
+        yield self._head_lines
+        yield Horizontal(self._a, self._b, id="lanes")
+        yield self._verdict
+        yield self._entry
 
     def on_mount(self) -> None:
-        self.query_one("#lane-b").display = False
-        self.query_one("#verdict").display = False
+        self._b.display = False
+        self._verdict.display = False
         self.set_interval(0.5, self._while_streaming)
 
     @property
@@ -87,7 +89,7 @@ class ChatView(Vertical):
 
     @property
     def lanes(self) -> list[Lane]:
-        return list(self.query(Lane))[: 2 if self.racing else 1]
+        return [self._a, self._b] if self.racing else [self._a]
 
     @property
     def is_streaming(self) -> bool:
@@ -96,10 +98,10 @@ class ChatView(Vertical):
     @property
     def is_writing(self) -> bool:
         """Keys are text: the entry has the focus (its own ``has_focus`` follows a message later)."""
-        return self.screen.focused is self.query_one("#prompt")
+        return self.screen.focused is self._entry
 
     def take_focus(self) -> None:
-        self.screen.set_focus(self.query_one("#prompt"))
+        self.screen.set_focus(self._entry)
 
     # ---- data down
 
@@ -117,23 +119,23 @@ class ChatView(Vertical):
         self.model_key = next(
             model.model_key for model, c in candidates(shown.snapshot) if c.signature == row.signature
         )
-        first, second = self.query(Lane)
+        first, second = self._a, self._b
         first.choice, second.choice = choice, AUTO
         self._set_racing(race)
 
     def _draw(self) -> None:
         self.set_class(self.is_streaming, "-streaming")
         width = max(1, self.size.width)
-        self.query_one("#chat-head", Lines).put([cut(self._head(), width)])
-        for lane, name in zip(self.query(Lane), "AB", strict=True):
+        self._head_lines.put([cut(self._head(), width)])
+        for lane, name in ((self._a, "A"), (self._b, "B")):
             if lane.display:
                 lane.show(self.shown, name if self.racing else "route")
-        first, second = self.query(Lane)
+        first, second = self._a, self._b
         if self.racing and first.turns and second.turns:
-            self.query_one("#verdict", Lines).put([cut(race_verdict(first.turns[-1], second.turns[-1]), width)])
+            self._verdict.put([cut(race_verdict(first.turns[-1], second.turns[-1]), width)])
 
     def _head(self) -> Line:
-        turns = self.query_one("#lane-a", Lane).turns
+        turns = self._a.turns
         ready = self.shown and any(m.id == self.model_key and m.ready for m in self.shown.snapshot.models)
         return head_line(
             self.model_key, bool(ready), self.settings, turns[-1].seed if turns else None, self.is_streaming
@@ -150,7 +152,7 @@ class ChatView(Vertical):
     # ---- what the operator does
 
     def _entered(self, text: str) -> None:
-        entry = self.query_one("#prompt", Entry)
+        entry = self._entry
         if is_command(text):
             self._command(entry, text)
         elif text.strip():
@@ -182,7 +184,7 @@ class ChatView(Vertical):
             self._take_model(where.name)
             return
         found = choice_named(self.shown, self.model_key, where)
-        self.query_one("#lane-a", Lane).choice = found
+        self._a.choice = found
 
     def _ask(self, prompt: str, seed: int | None = None) -> None:
         """``seed`` asks again with the dice of an earlier answer."""
@@ -214,7 +216,7 @@ class ChatView(Vertical):
             work = lane.ask(console.source, ask, prompt, console.clock)
             self.run_worker(work, group="chat", exit_on_error=False, name=lane.id or "")
         # While it streams the keys are free: 1-7 change the view, esc stops.
-        self.screen.set_focus(self.query_one("#lane-a .turns"))
+        self.screen.set_focus(self._a.scroll)
         self.call_after_refresh(self._draw)
 
     @on(Worker.StateChanged)
@@ -224,7 +226,7 @@ class ChatView(Vertical):
                 self.console.say(f"chat failed: {event.worker.error}")
             self._draw()
             self.console.action_refresh_now()
-            if not self.is_streaming and self.screen.focused is self.query_one("#lane-a .turns"):
+            if not self.is_streaming and self.screen.focused is self._a.scroll:
                 self.take_focus()
                 self.console.redraw()
 
@@ -236,27 +238,27 @@ class ChatView(Vertical):
             self.workers.cancel_group(self, "chat")
             self.console.say("stopped")
         elif self.is_writing:
-            self.screen.set_focus(self.query_one(".turns"))
+            self.screen.set_focus(self._a.scroll)
             self.console.hint("keys are free: i writes, 1-7 change the view")
 
     def action_redo(self) -> None:
-        turns = self.query_one("#lane-a", Lane).turns
+        turns = self._a.turns
         if turns:
             self._ask(turns[-1].prompt, turns[-1].seed if self.settings.seed is None else None)
 
     def action_settings(self) -> None:
         """The settings as one line to edit."""
-        entry = self.query_one("#prompt", Entry)
+        entry = self._entry
         entry.value = self.settings.as_command()
         self.take_focus()
 
     async def action_raw(self) -> None:
-        for lane in self.query(Lane):
+        for lane in (self._a, self._b):
             await lane.set_raw(not lane.raw)
 
     async def action_new(self) -> None:
         if not self.is_streaming:
-            for lane in self.query(Lane):
+            for lane in (self._a, self._b):
                 await lane.clear()
             self._draw()
 
@@ -269,12 +271,12 @@ class ChatView(Vertical):
     def _take_model(self, model_key: str) -> None:
         """Another model has other routes: back to auto."""
         self.model_key = model_key
-        for lane in self.query(Lane):
+        for lane in (self._a, self._b):
             lane.choice = AUTO
         self._draw()
 
     def action_copy(self) -> None:
-        turns = self.query_one("#lane-a", Lane).turns
+        turns = self._a.turns
         if turns:
             self.console.copy_text(turns[-1].answer, "answer")
 
@@ -294,7 +296,7 @@ class ChatView(Vertical):
         def taken(key: str | None) -> None:
             if key is None:
                 return
-            self.query_one(f"#lane-{which}", Lane).choice = choices[key][0]
+            {"a": self._a, "b": self._b}[which].choice = choices[key][0]
             if then_b:
                 self.action_pick("b")
             elif which == "b":
@@ -306,8 +308,8 @@ class ChatView(Vertical):
 
     def _set_racing(self, racing: bool) -> None:
         self.racing = racing
-        self.query_one("#lane-b").display = racing
-        self.query_one("#verdict").display = racing
+        self._b.display = racing
+        self._verdict.display = racing
         self._draw()
 
     def as_markdown(self) -> str:

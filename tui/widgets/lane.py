@@ -32,14 +32,18 @@ class Lane(Vertical):
         self.choice = Choice()
         self.turns: list[Turn] = []
         self.raw = False
+        self._answers: list[Answer] = []
         self.auto: ExplainResponse | None = None
         """What auto would have done with the last question; None while unknown."""
         self.auto_error = ""
+        # Held, not looked for: a search goes through every block of every answer.
+        self._title, self._hop_lines = Lines(classes="lane-title"), Lines(classes="hops")
+        self.scroll = VerticalScroll(classes="turns", can_focus=True)
 
     def compose(self) -> ComposeResult:
-        yield Lines(classes="lane-title")
-        yield VerticalScroll(classes="turns", can_focus=True)
-        yield Lines(classes="hops")
+        yield self._title
+        yield self.scroll
+        yield self._hop_lines
 
     @property
     def is_streaming(self) -> bool:
@@ -80,27 +84,28 @@ class Lane(Vertical):
             self.auto_error = f"  what auto would have used is not known: {error.message}"
 
     async def _open_turn(self, prompt: str) -> Answer:
-        scroll = self.query_one(".turns", VerticalScroll)
-        scroll.anchor()
-        answer = Answer(self.raw)
+        self.scroll.anchor()
+        answer = Answer(self.scroll, self.raw)
         question = Static(visible(prompt, "\n"), markup=False, classes="question")
-        await scroll.mount(question, answer)
+        await self.scroll.mount(question, answer.block)
+        self._answers.append(answer)
         return answer
 
     async def set_raw(self, raw: bool) -> None:
         self.raw = raw
-        for answer in self.query(Answer):
+        for answer in self._answers:
             await answer.set_raw(raw)
 
     async def clear(self) -> None:
         self.turns.clear()
-        await self.query_one(".turns").remove_children()
+        self._answers.clear()
+        await self.scroll.remove_children()
 
     def show(self, shown: Shown | None, title: str) -> None:
         """Draw title, status of the last answer and its hops."""
         width = max(1, self.size.width)
-        self.query_one(".lane-title", Lines).put([fit(line((f" {title} ", "title"), span(self.choice.label)), width)])
-        self.query_one(".hops", Lines).put(self._hops(shown, width))
+        self._title.put([fit(line((f" {title} ", "title"), span(self.choice.label)), width)])
+        self._hop_lines.put(self._hops(shown, width))
 
     def _hops(self, shown: Shown | None, width: int) -> list[Line]:
         if not self.turns:
