@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 
@@ -138,7 +139,7 @@ class Links:
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue] (attrs class)
             )
         except (aiohttp.ClientError, OSError, ValueError, MeshnetError) as error:
-            raise _unreachable(peer_id, f"{url}: {error}") from None
+            raise _unreachable(peer_id, _why_no_socket(url, error)) from None
 
     async def _greet(self, socket: aiohttp.ClientWebSocketResponse, peer_id: str, url: str) -> Hello:
         """Exchange HELLOs on a fresh socket, which is closed whenever this fails."""
@@ -158,8 +159,8 @@ class Links:
             return peer
         except (FrameError, Forbidden, Overloaded) as error:
             raise _unreachable(peer_id, f"{url} refused the link: {error}") from None
-        except (ConnectionError, aiohttp.ClientError) as error:
-            raise _unreachable(peer_id, f"{url} closed the link: {error}") from None
+        except (ConnectionError, aiohttp.ClientError):
+            raise _unreachable(peer_id, f"{url} closed the link before its HELLO") from None
         finally:
             if not greeted:
                 await socket.close()
@@ -226,6 +227,32 @@ def _why_closed(link: Link, done: set[asyncio.Task[None]]) -> tuple[int, str]:
 
 def _unreachable(peer_id: str, why: str) -> NodeFailed:
     return NodeFailed(f"{peer_id} is unreachable: {why}.", node_id=peer_id, code="unreachable")
+
+
+def _why_no_socket(url: str, error: Exception) -> str:
+    """In our words: those of the HTTP library name its own settings, and land before whoever asked a question."""
+    match error:
+        case MeshnetError():
+            return f"{url}: {error.message}"
+        case aiohttp.WSServerHandshakeError():
+            return f"{url} takes no link (HTTP {error.status})"
+        case aiohttp.ClientConnectorDNSError():
+            return f"no machine is found by the name in {url}"
+        case aiohttp.ClientSSLError():
+            return f"{url} does not prove by TLS who it is"
+        case aiohttp.ClientConnectorError() if not error.os_error.errno and error.os_error.strerror:
+            return f"{url}: {error.os_error.strerror}"  # Of our own dialling: daemons.kit.dial.
+        case OSError() if _errno(error) == errno.ECONNREFUSED:
+            return f"nothing listens at {url}"
+        case aiohttp.ClientError() | OSError():
+            return f"{url} does not answer"
+        case _:
+            return f"{url} is no address"
+
+
+def _errno(error: OSError) -> int | None:
+    """Of several addresses that were tried, the first one's: aiohttp hands on a group's words with one number."""
+    return error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else error.errno
 
 
 async def _receive_hello(socket: Socket) -> Hello:

@@ -8,6 +8,7 @@ import socket as sockets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import aiohttp
 import msgspec
@@ -148,6 +149,30 @@ async def test_dialling_nobody_says_unreachable() -> None:
             with pytest.raises(NodeFailed) as caught:
                 await a.links.to("b.2-3", url)
             assert (caught.value.code, caught.value.node_id) == ("unreachable", "b.2-3")
+            assert caught.value.message == f"b.2-3 is unreachable: nothing listens at {url}."
+
+
+async def test_dialling_what_takes_no_link_is_said_plainly() -> None:
+    async with ends("a.0-1") as (a,):
+        stranger = await serve(make_app([], 1 << 20), "127.0.0.1", 0)
+        with pytest.raises(NodeFailed) as caught:
+            await a.links.to("b.2-3", stranger.url)
+        assert caught.value.message == f"b.2-3 is unreachable: {stranger.url} takes no link (HTTP 404)."
+        await stranger.close()
+
+
+async def test_refusal_of_our_own_dialling_keeps_its_reason() -> None:
+    class Refusing(aiohttp.TCPConnector):
+        async def _create_connection(self, req: aiohttp.ClientRequest, traces: object, timeout: object) -> NoReturn:
+            raise aiohttp.ClientConnectorError(req.connection_key, OSError(0, "there is no ticket for wallet"))
+
+    hello = Hello(peer_id="a.0-1", role="node", boot="boot-of-a", wire_version=api.WIRE_VERSION)
+    async with aiohttp.ClientSession(connector=Refusing()) as http:
+        links = Links(lambda: hello, lambda link, message: None, lambda link: None, http, time.monotonic)
+        with pytest.raises(NodeFailed) as caught:
+            await links.to("b.2-3", "http://127.0.0.1:1")
+        assert caught.value.message == "b.2-3 is unreachable: http://127.0.0.1:1: there is no ticket for wallet."
+        await links.close()
 
 
 async def test_dialling_a_black_hole_ends_at_the_deadline() -> None:
