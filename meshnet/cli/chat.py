@@ -14,6 +14,7 @@ import typer
 from meshnet.cli import exits
 from meshnet.cli.connect import find_tracker, open_client, strangers_named
 from meshnet.cli.conversation import Conversation, summary
+from meshnet.cli.hints import hint_of
 from meshnet.cli.question import Answer, Message, Wishes, ask, choose_model, with_names, with_node_ids
 from meshnet.cli.terminal import check_text, complain, dim, error_console, visible_text
 from meshnet.client.tracker import TrackerClient
@@ -99,7 +100,8 @@ async def _once(url: str, text: str, wishes: Wishes, as_json: bool) -> int:
             error_console().print(dim(await summary(tracker, answer)), soft_wrap=True)
     if answer.error is None:
         return exits.OK
-    complain(f"The answer was cut off: {answer.error.message}", hint="What came is above. Ask again when it is mended.")
+    mend = hint_of(answer.error) or "Ask again when it is mended."
+    complain(f"The answer was cut off: {answer.error.message}", hint=f"What came is above. {mend}")
     return exits.exit_code_of(answer.error)
 
 

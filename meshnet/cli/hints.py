@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshnet.domain.errors import MeshnetError
+from meshnet.domain.errors import MeshnetError, NodeFailed
 
 _ABOUT_KEYS = {
     "unauthorized": "Set MESHNET_API_KEY to a key of this mesh. On the tracker's machine one is made with: "
@@ -12,5 +12,11 @@ _ABOUT_KEYS = {
 }
 
 
+_ABOUT_LOST_NODES = "meshnet status shows which nodes answer. Those of this machine are started again with: meshnet up"
+_LOST_NODE = ("unreachable", "link_closed")
+
+
 def hint_of(error: MeshnetError) -> str | None:
+    if isinstance(error, NodeFailed) and error.code in _LOST_NODE:
+        return _ABOUT_LOST_NODES
     return _ABOUT_KEYS.get(error.code)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
@@ -43,6 +44,7 @@ from meshnet.wire.routing import (
 )
 
 HINT = "start it with: meshnet up"
+HINT_ELSEWHERE = "check the address, and that a tracker runs there"
 
 
 class ChatStream:
@@ -76,7 +78,7 @@ class TrackerClient:
     """``http`` is the process's one client (client/http.open_http); closing it is its owner's business."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, credentials: Credentials = NOBODY) -> None:
-        self._door = Door(http, url, "tracker", HINT, credentials)
+        self._door = Door(http, url, "tracker", HINT if _is_here(url) else HINT_ELSEWHERE, credentials)
 
     @property
     def url(self) -> str:
@@ -188,6 +190,15 @@ class TrackerClient:
             answer["id"],
             answer.get("meshnet") or {},
         )
+
+
+def _is_here(url: str) -> bool:
+    """Whether the address is this machine's own, where a command can start what is missing."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _events(reading: Reading) -> AsyncIterator[EventMessage]:

@@ -97,6 +97,18 @@ def test_unreachable_tracker_names_address_and_what_to_start(capsys: Capsys) -> 
     assert "tracker at http://127.0.0.1:9 is not reachable; start it with: meshnet up" in capsys.readouterr().err
 
 
+def test_tracker_of_another_machine_is_not_to_be_started_here(capsys: Capsys) -> None:
+    assert main(["status", "--tracker", "http://no-such-host.invalid:7070"]) == 3
+    said = capsys.readouterr().err
+    assert "check the address, and that a tracker runs there" in said
+    assert "start it with" not in said
+
+
+def test_lost_node_is_said_with_what_starts_it_again(mesh: Mesh, capsys: Capsys) -> None:
+    assert main(["chat", "--tracker", mesh[0], "--route", "n1,n2", "pinned"]) == 1
+    assert "Those of this machine are started again with: meshnet up" in capsys.readouterr().err
+
+
 def test_empty_home_says_what_to_start(machine: Machine) -> None:
     chat = machine.run("chat", "Hello")
     assert chat.returncode == 3
