@@ -15,8 +15,9 @@ from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.ids import ModelKey, Revision
 from meshnet.domain.shards import MAX_LAYERS, Shard
 
-DEFAULT_WORKSPACE_BYTES = 512 * 2**20
-"""The interpreter, torch and the activations of one packed step. Too low and the kernel ends the node, not we."""
+DEFAULT_WORKSPACE_BYTES = 640 * 2**20
+"""The interpreter, torch and the activations of one packed step: up to 620 MB measured beside weights and KV of a small
+model. Too low and the kernel ends the node, not we."""
 DEFAULT_SHARE = 0.8
 """Part of the available memory a node takes unasked: the machine belongs to its owner."""
 DEFAULT_CONTEXT_TOKENS = 4096

@@ -115,4 +115,4 @@ def test_a_promise_is_at_least_one(bad):
 def test_bytes_as_people_read_them():
     assert format_bytes(1_750_000_000) == "1.75 GB"
     assert format_bytes(45_400_000) == "45 MB"
-    assert format_bytes(DEFAULT_WORKSPACE_BYTES) == "537 MB"
+    assert format_bytes(DEFAULT_WORKSPACE_BYTES) == "671 MB"
