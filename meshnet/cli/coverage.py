@@ -11,12 +11,13 @@ import typer
 from rich.text import Text
 
 from meshnet.cli.connect import ask, find_tracker
-from meshnet.cli.silent import answers, held_in_silence
+from meshnet.cli.silent import answers, depths_heard, held_in_silence
 from meshnet.cli.status import print_json
 from meshnet.cli.tables import state_of
 from meshnet.cli.terminal import console, visible
 from meshnet.client.tracker import TrackerClient
 from meshnet.domain.ids import short_node_id
+from meshnet.domain.shards import format_layers
 from meshnet.wire.messages import CoverageModel, CoverageResponse, NodeMessage
 
 LABEL_COLUMNS = 18
@@ -55,10 +56,11 @@ def draw(covered: CoverageModel, nodes: Sequence[NodeMessage], width: int) -> li
     groups = [range(at, min(at + per_cell, covered.n_layers)) for at in range(0, covered.n_layers, per_cell)]
     scale = f", {per_cell} layers a cell" if per_cell > 1 else ""
     lines = [Text(f"{visible(covered.model_key)}: {covered.n_layers} layers{scale}", "bold")]
-    lines.append(Text(f"{'nodes per layer':<{LABEL_COLUMNS}}") + _depth_row(covered.depths, groups))
+    heard = depths_heard(covered.depths, nodes)
+    lines.append(Text(f"{'nodes per layer':<{LABEL_COLUMNS}}") + _depth_row(heard, groups))
     for node in sorted(nodes, key=lambda node: (node.shard_start, node.shard_end, node.name)):
         lines.append(_node_row(node, groups))
-    lines += [_words(covered, nodes), Text()]
+    lines += [_words(covered, nodes, heard), Text()]
     return lines
 
 
@@ -89,16 +91,20 @@ def _touches(node: NodeMessage, group: range) -> bool:
     return node.shard_start <= group[-1] and group[0] <= node.shard_end
 
 
-def _words(covered: CoverageModel, nodes: Sequence[NodeMessage]) -> Text:
+def _words(covered: CoverageModel, nodes: Sequence[NodeMessage], heard: Sequence[int]) -> Text:
+    silent = held_in_silence(nodes)
     if covered.gaps:
         share = f"{covered.coverage_deficit:.0%} of the model"
         coming = f" On the way: {', '.join(covered.on_the_way)}." if covered.on_the_way else ""
+        mute = f" Held, but only by nodes that do not answer: layers {silent}." if silent else ""
         return Text(
-            f"Held by no node: layers {', '.join(covered.gaps)} ({share}). No request can be served.{coming}",
+            f"Held by no node: layers {', '.join(covered.gaps)} ({share}). No request can be served.{coming}{mute}",
             "bold red",
         )
-    if silent := held_in_silence(nodes):
+    if silent:
         return Text(f"Held, but only by nodes that do not answer: layers {silent}.", "bold red")
+    if heard != covered.depths and (alone := format_layers(at for at, depth in enumerate(heard) if depth == 1)):
+        return Text(f"All layers are held; layers {alone} by one node only that answers.", "yellow")
     if not covered.single:
         return Text("All layers are held by at least two nodes.", "green")
     names = {node.node_id: visible(node.name) for node in nodes}

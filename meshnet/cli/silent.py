@@ -3,7 +3,7 @@ node by some heartbeats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from meshnet.domain.shards import format_layers
 from meshnet.wire.messages import NodeMessage
@@ -12,6 +12,16 @@ from meshnet.wire.messages import NodeMessage
 def answers(node: NodeMessage) -> bool:
     """Whether requests go to it: it is heard, and was not ejected for its failures."""
     return node.live and not node.suspect and node.health != "ejected"
+
+
+def depths_heard(depths: Sequence[int], nodes: Iterable[NodeMessage]) -> tuple[int, ...]:
+    """Of the tracker's count of holders by layer, those that answer. ``nodes`` are the model's."""
+    left = list(depths)
+    for node in nodes:
+        if node.live and node.state == "ready" and not answers(node):
+            for layer in range(node.shard_start, min(node.shard_end + 1, len(left))):
+                left[layer] = max(0, left[layer] - 1)
+    return tuple(left)
 
 
 def held_in_silence(nodes: Iterable[NodeMessage]) -> str:

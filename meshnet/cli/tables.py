@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshnet.cli.home import natural
-from meshnet.cli.silent import held_in_silence
+from meshnet.cli.silent import answers, held_in_silence
 from meshnet.cli.terminal import format_age, format_bytes, visible
 from meshnet.domain.ids import short_node_id
 from meshnet.wire.messages import CoverageModel, HardwareMessage, ModelMessage, NodeMessage
@@ -101,11 +101,17 @@ def models_table(
         table.add_row(
             visible(model.id),
             str(model.n_layers),
-            str(model.nodes),
+            _heard(model, nodes),
             str(model.context_length),
             Text(words, style=style),
         )
     return table
+
+
+def _heard(model: ModelMessage, nodes: Sequence[NodeMessage]) -> str:
+    """``3``, or ``2 of 3`` where not all answer."""
+    mute = sum(node.live and not answers(node) for node in nodes if node.model_key == model.id)
+    return f"{max(0, model.nodes - mute)} of {model.nodes}" if mute else str(model.nodes)
 
 
 def by_name(nodes: Sequence[NodeMessage]) -> list[NodeMessage]:

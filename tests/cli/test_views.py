@@ -270,4 +270,19 @@ def test_layers_that_only_silent_nodes_hold_are_not_called_held(
     assert str(lines[-2]) == "Held, but only by nodes that do not answer: layers 2-3."
     mesh[1].nodes[1] |= sick
     assert main(["status", "--tracker", mesh[0]]) == 0
-    assert "held, but only by nodes that do not answer: 15-29" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "held, but only by nodes that do not answer: 15-29" in said
+    assert "1 of 2" in said
+
+
+def test_second_holder_that_is_silent_is_none() -> None:
+    nodes = [node("n1", 0, 1, 4), node("n2", 2, 3, 4, suspect=True), node("n3", 0, 3, 4)]
+    lines = draw(covered((2, 2, 2, 2)), nodes, 80)
+    assert str(lines[1]) == "nodes per layer   2211"
+    assert str(lines[-2]) == "All layers are held; layers 2-3 by one node only that answers."
+
+
+def test_gap_does_not_hide_what_is_held_in_silence() -> None:
+    lines = draw(covered((0, 1, 1, 1), ("0",)), [node("n1", 1, 2, 4), node("n2", 3, 3, 4, suspect=True)], 120)
+    assert "Held by no node: layers 0 (25% of the model)" in str(lines[-2])
+    assert "Held, but only by nodes that do not answer: layers 3." in str(lines[-2])
