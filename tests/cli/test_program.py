@@ -215,7 +215,7 @@ def test_shard_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str],
 
 
 def test_node_whose_tracker_is_nowhere_is_told_to_check_the_address(machine: Machine) -> None:
-    node = machine.run("up", "node", "--shard", "0-14", "--tracker", "127.0.0.1:9")
+    node = machine.run("up", "node", "--model", "smollm2-135m", "--shard", "0-14", "--tracker", "127.0.0.1:9")
     assert node.returncode == 3
     assert node.stderr.startswith("error: No tracker answers at http://127.0.0.1:9. Check the address")
 
