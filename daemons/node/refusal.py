@@ -14,7 +14,9 @@ def refusal(error: MeshnetError) -> StartError | None:
     """What its owner must mend before a start can succeed; None for what may pass by itself."""
     match error.code:
         case "unauthorized":
-            return StartError(f"The tracker takes no node without a join token: {JOIN_HELP}.", code=error.code)
+            return StartError(
+                f"The tracker takes no node without a join token that it knows: {JOIN_HELP}.", code=error.code
+            )
         case "wrong_scope":
             return StartError(f"{error.message} To join, {JOIN_HELP}.", code=error.code)
         case "bad_address":
