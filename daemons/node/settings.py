@@ -16,6 +16,8 @@ from meshnet.domain.shards import Shard, parse_shard
 
 MIN_CONTEXT_TOKENS = 128
 """What the benchmark at start needs: a prompt of 64 tokens and some after it."""
+RELAY_SCHEMES = ("ws://", "wss://", "http://", "https://")
+"""http as well: that is how a relay says where it listens."""
 _WALLET = re.compile(r"[a-z0-9]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -92,7 +94,7 @@ class NodeSettings:
         """Raises StartError for what is no relay's address."""
         urls = tuple(part.strip() for part in self.relay.split(",") if part.strip())
         for url in urls:
-            if not url.startswith(("ws://", "wss://")):
+            if not url.startswith(RELAY_SCHEMES):
                 raise StartError(
                     f"--relay is {url!r}; a relay's address begins with ws:// or wss://, as wss://host:7090."
                 )

@@ -288,7 +288,7 @@ def check_size(flag: str, text: str | None) -> None:
 def check_relays(urls: Sequence[str]) -> None:
     """The same for relays."""
     for url in urls:
-        if not url.startswith(("ws://", "wss://")):
+        if not url.startswith(("ws://", "wss://", "http://", "https://")):
             raise typer.BadParameter(
                 f"{url!r} is no relay's address: it begins with ws:// or wss://.", param_hint="'--relay'"
             )

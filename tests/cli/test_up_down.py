@@ -260,7 +260,7 @@ def test_unnamed_node_takes_no_dead_nodes_name_unless_it_is_the_same_command(mac
         (("--kv-budget", "much"), "'much' is no size"),
         (("--shard", "0-14"), "Layers 0-14 of which model?"),
         (("--shard", "abc", "--model", "smollm2-135m"), "abc"),
-        (("--relay", "http://a:7090"), "it begins with ws:// or wss://"),
+        (("--relay", "ftp://a:7090"), "it begins with ws:// or wss://"),
     ],
 )
 def test_flags_that_cannot_be_are_usage_errors_before_any_start(

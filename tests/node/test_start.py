@@ -40,7 +40,7 @@ def test_good_settings_give_the_shard() -> None:
         ({"kv_budget": "much"}, "'much'"),
         ({"delay_per_layer_ms": -1.0}, "--delay-per-layer-ms"),
         ({"memory": "some"}, "--memory"),
-        ({"relay": "ws://a:7090,http://b:7090"}, "'http://b:7090'; a relay's address begins with ws:// or wss://"),
+        ({"relay": "ws://a:7090,ftp://b:7090"}, "'ftp://b:7090'; a relay's address begins with ws:// or wss://"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_it(change: dict[str, object], said: str) -> None:
