@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "smollm2-135m"
 WHOLE = Shard(0, 29)
-ROOM = {"memory": "1300MB", "sessions": 8, "context": 256}
+ROOM = {"memory": "1400MB", "sessions": 8, "context": 256}
 """All layers fit."""
 
 
