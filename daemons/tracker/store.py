@@ -100,9 +100,7 @@ class Database:
         self._waiting: deque[_Write] = deque()
         self._demand: Sequence[BucketRow] | None = None
         self._saved_demand: Callable[[], None] | None = None
-        self._closing = False
-        self._hurry = threading.Event()
-        """Set with ``_closing``: nothing more is gathered."""
+        self._closing = threading.Event()
         self._lost = 0
         self._trouble = ""
         self._post: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -178,13 +176,12 @@ class Database:
 
     def close(self) -> None:
         """Write what waits, and that this was a clean end. Blocks, CLOSE_S at most. Again is nothing."""
-        if self._closing:
+        if self._closing.is_set():
             return
         self._put(_Write("INSERT OR REPLACE INTO identity VALUES (?, ?)", [("closed", "1")]))
         with self._changed:
-            self._closing = True
+            self._closing.set()
             self._changed.notify()
-            self._hurry.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive() or self._trouble:
@@ -210,20 +207,20 @@ class Database:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._waiting or self._demand is not None or self._closing):
+                while not (self._waiting or self._demand is not None or self._closing.is_set()):
                     self._changed.wait()
-            self._hurry.wait(GATHER_S)
+            self._closing.wait(GATHER_S)
             with self._changed:
                 writes, self._waiting = list(self._waiting), deque()
                 demand, self._demand = self._demand, None
-                on_saved, closing = self._saved_demand, self._closing
+                on_saved, closing = self._saved_demand, self._closing.is_set()
             is_written = self._commit(writes, demand, on_saved)
             if closing and (not is_written or self._is_empty()):
                 self._end()
                 return
             if not is_written:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing, RETRY_S)
+                    self._changed.wait_for(self._closing.is_set, RETRY_S)
 
     def _commit(
         self, writes: list[_Write], demand: Sequence[BucketRow] | None, on_saved: Callable[[], None] | None
