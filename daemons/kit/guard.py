@@ -113,9 +113,9 @@ class Guard:
             self.hold()
         return Caller(key, signed)
 
-    def lets_in(self, address: str, here: int) -> bool:
-        """Whether this address may open one more connection, its ``here``-th. A trusted proxy brings many callers."""
-        return self.profile != "exposed" or here <= self.connections_per_address or _is_in(address, self.proxies)
+    def lets_in(self, address: str, here: Callable[[], int]) -> bool:
+        """Whether this address may open one more connection, its ``here()``-th. A trusted proxy brings many callers."""
+        return self.profile != "exposed" or _is_in(address, self.proxies) or here() <= self.connections_per_address
 
     def is_internal(self, request: web.Request) -> bool:
         return need_of(self.table, request.method, _canonical(request)) in _TRUSTED_NEEDS

@@ -18,8 +18,8 @@ from meshnet.wire import problem
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-LetsIn = Callable[[str, int], bool]
-"""An address, and how many connections it has with the new one."""
+LetsIn = Callable[[str, Callable[[], int]], bool]
+"""An address, and what counts its connections with the new one: it goes through all, so only where that matters."""
 
 KEEPALIVE_S = 75.0
 """Longer than the 60 s after which common proxies and SDK pools drop idle connections, so that they close first."""
@@ -100,9 +100,12 @@ def _ask_of_each(server: web.Server, lets_in: LetsIn) -> None:
     def connection_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         take(handler, transport)
         address = _address_of(transport)
-        here = sum(_address_of(one.transport) == address for one in server.connections if one.transport is not None)
+
+        def here() -> int:
+            return sum(_address_of(one.transport) == address for one in server.connections if one.transport is not None)
+
         if not lets_in(address, here):
-            log.info("connection refused address=%s open=%d", address, here)
+            log.info("connection refused address=%s open=%d", address, here())
             transport.abort()
 
     server.connection_made = connection_made
