@@ -13,11 +13,10 @@ from meshnet.domain.errors import InvalidRequest, StartError
 from meshnet.domain.ids import is_model_key
 from meshnet.domain.keys import Profile
 from meshnet.domain.shards import Shard, parse_shard
+from meshnet.wire.relay import RELAY_SCHEMES
 
 MIN_CONTEXT_TOKENS = 128
 """What the benchmark at start needs: a prompt of 64 tokens and some after it."""
-RELAY_SCHEMES = ("ws://", "wss://", "http://", "https://")
-"""http as well: that is how a relay says where it listens."""
 _WALLET = re.compile(r"[a-z0-9]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

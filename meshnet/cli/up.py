@@ -22,6 +22,7 @@ from meshnet.domain.budget import parse_size
 from meshnet.domain.errors import InvalidRequest
 from meshnet.domain.routing import MAX_ALPHA, MAX_HALF_LIFE_S, POLICY_NAMES, RoutingConfig
 from meshnet.domain.shards import parse_shard
+from meshnet.wire.relay import RELAY_SCHEMES
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -288,7 +289,7 @@ def check_size(flag: str, text: str | None) -> None:
 def check_relays(urls: Sequence[str]) -> None:
     """The same for relays."""
     for url in urls:
-        if not url.startswith(("ws://", "wss://", "http://", "https://")):
+        if not url.startswith(RELAY_SCHEMES):
             raise typer.BadParameter(
                 f"{url!r} is no relay's address: it begins with ws:// or wss://.", param_hint="'--relay'"
             )

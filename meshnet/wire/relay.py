@@ -29,6 +29,8 @@ letters of an HTTP request are refused as a length."""
 MAX_CONTROL_BYTES = MAX_MESSAGE_BYTES
 LENGTH_BYTES = 2
 
+RELAY_SCHEMES = ("ws://", "wss://", "http://", "https://")
+"""Of a relay's control address; http as well, since that is how a relay says where it listens."""
 Nonce = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """32 random bytes, in hex."""
 Token = Nonce
