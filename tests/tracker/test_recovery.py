@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -168,6 +169,39 @@ async def test_only_node_whose_line_broke_goes_on_when_it_answers_a_dial(running
     assert (await running.client.ask(body())).text == whole_text(1, 8)
     assert [g.attempt for g in head.generated] == [1, 2]
     assert not (await running.client.nodes()).nodes[0].suspect
+
+
+async def test_only_tail_that_is_said_to_be_gone_is_used_again_when_it_answers_a_dial(running: Running) -> None:
+    head, tail = await running.head(1, 0, 14), await running.head(2, 15, 29)
+
+    async def script(talk: Talk) -> None:
+        if talk.generate.attempt == 1:
+            await talk.say(3)
+            await talk.fail("silent", "the tail does not answer", culprit=tail.node_id)
+        else:
+            await answering(8)(talk)
+
+    head.script = script
+    assert (await running.client.ask(body())).text == whole_text(1, 8)
+    assert [[hop.node_id for hop in g.hops] for g in head.generated] == [[head.node_id, tail.node_id]] * 2
+
+
+async def test_only_tail_that_takes_a_dial_and_says_nothing_holds_no_call_beyond_its_patience(running: Running) -> None:
+    """A stopped process: its system still takes connections. The call ends after --spare-wait, not with the dial."""
+    head, gone = await running.head(1, 0, 14), node_id_of(2, 15, 29)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        await running.client.register(claim(2, 15, 29, f"http://127.0.0.1:{mute.getsockname()[1]}"))
+
+        async def script(talk: Talk) -> None:
+            await talk.say(3)
+            await talk.fail("silent", "the tail does not answer", culprit=gone)
+
+        head.script = script
+        with pytest.raises(NodeFailed, match=rf"{gone}.*no other route"):
+            await asyncio.wait_for(running.client.ask(body()), 1.5)
+        assert len(head.generated) == 1 and running.in_flight == 0
 
 
 async def test_answer_that_broke_waits_for_room_and_a_new_one_is_refused() -> None:
