@@ -145,8 +145,8 @@ async def _serve(
         )
         decisions = decision_log(root, settings, identity.boot)
         tracker = Tracker(settings, identity, http, clock, rng, means, decisions, seal)
-        guard = make_guard(settings, identity, Clock(clock.now, shared), keys, shared.settle_for)
-        guard.hold = shared.hold
+        guard = make_guard(settings, identity, Clock(clock.now, shared), keys)
+        guard.settle, guard.hold = shared.settle_for, shared.hold
         site = await open_site(tracker, settings.host, settings.port, guard, tls)
         run_file = write_run_file(root / "run", "tracker", settings.name, site.url)
         print(f"tracker {settings.name} listens on {site.url}", flush=True)

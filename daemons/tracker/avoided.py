@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from daemons.tracker.attempts import Ended
-from meshnet.domain.ids import NodeId
+from daemons.tracker.fleet import LeaseId
 
 GONE = frozenset({"unreachable", "link_closed", "silent"})
 """Codes that say of a node that its process, or the way to it, is not there."""
-
-LeaseId = tuple[NodeId, int]
-"""(node_id, epoch): under a new epoch a node is welcome again."""
 
 
 def is_said_gone(ended: Ended) -> bool:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from daemons.kit.tasks import Tasks
 from daemons.tracker.attempts import Attempts, Ended
-from daemons.tracker.avoided import Avoided, LeaseId, is_said_gone
+from daemons.tracker.avoided import Avoided, is_said_gone
 from daemons.tracker.calls import Call, CallWall, Try
 from daemons.tracker.events import EventLog
-from daemons.tracker.fleet import Change, Fleet
+from daemons.tracker.fleet import Change, Fleet, LeaseId
 from daemons.tracker.metrics import Metrics
 from daemons.tracker.planner import Plan, Planner
 from daemons.tracker.retries import RetryBudget, Turn

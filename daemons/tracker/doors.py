@@ -18,14 +18,8 @@ from meshnet.wire import access
 from meshnet.wire.relay import check_node_url
 
 
-def make_guard(
-    config: TrackerConfig,
-    identity: Identity,
-    clock: Clock,
-    keys: Callable[[], KeyRing],
-    settle: Callable[[float], bool] = lambda age_s: False,
-) -> Guard:
-    """The rules of ``config.profile``. Signatures are as old as ``clock.wall`` says; ``settle`` as the guard's."""
+def make_guard(config: TrackerConfig, identity: Identity, clock: Clock, keys: Callable[[], KeyRing]) -> Guard:
+    """The rules of ``config.profile``. Signatures are as old as ``clock.wall`` says."""
     has_any_name = config.profile != "local" and not config.public_names
     return Guard(
         config.profile,
@@ -37,7 +31,6 @@ def make_guard(
         names=None if has_any_name else guarded_names(config.host, config.public_names),
         join_allow=config.allowed_wallets(),
         proxies=config.proxies(),
-        settle=settle,
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from daemons.tracker.fleet import Fleet
+from daemons.tracker.fleet import Fleet, LeaseId
 from daemons.tracker.health import Health
 from meshnet.domain.ids import NodeId
 from meshnet.domain.nodes import Node
 
-Avoid = Collection[tuple[NodeId, int]]
+Avoid = Collection[LeaseId]
 """(node_id, epoch) of nodes a call does not want again; one that came back under a new epoch is welcome."""
 
 

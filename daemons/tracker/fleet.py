@@ -38,6 +38,8 @@ EPOCH_S = 3600.0
 """A wallet without a lease keeps its epoch this long, so that nothing made for an old lease fits a new one: signatures
 hold a minute, calls take minutes. Kept for ever, wallets made for fun would fill the memory."""
 
+LeaseId = tuple[NodeId, int]
+"""(node_id, epoch): the same node under another epoch is another process or shard, or came back."""
 ChangeKind = Literal["joined", "left", "changed", "quarantined", "unheard"]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from daemons.tracker.attempts import Ended
 from daemons.tracker.avoided import is_said_gone
 from daemons.tracker.calls import Call, Try
+from daemons.tracker.fleet import LeaseId
 from daemons.tracker.planner import Plan
 from meshnet.domain.errors import NO_OTHER_ROUTE, MeshnetError, NodeFailed, NoRoute, Overloaded
 from meshnet.domain.ids import NodeId
 from meshnet.domain.routing import Outcome, OutcomeStatus
 
 
-def lease_of(plan: Plan, culprit: NodeId | None) -> tuple[NodeId, int]:
+def lease_of(plan: Plan, culprit: NodeId | None) -> LeaseId:
     hops = plan.decision.route.hops
     hop = next((hop for hop in hops if hop.node_id == culprit), hops[0])
     return hop.node_id, hop.epoch
